@@ -1,0 +1,80 @@
+"""The errors lowtide raises, as one small tree.
+
+Every error is a `LowtideError` and also the built-in that fits it, so callers may catch either. A message states the
+fact with its values, what is allowed, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class LowtideError(Exception):
+    """Base of everything lowtide raises on purpose."""
+
+
+class InvalidBudgetError(LowtideError, ValueError):
+    """The budget is not a number of bytes, a size such as `"6GiB"`, or a percentage in (0, 100]."""
+
+
+class InvalidGraphError(LowtideError, ValueError):
+    """A graph breaks one of its own rules: an input without producer, a size below zero, a cycle."""
+
+
+class InvalidScheduleError(LowtideError, ValueError):
+    """A schedule breaks a rule of its graph: an input that is not there, an op that must not run twice."""
+
+
+class InvalidModelError(LowtideError, TypeError):
+    """The object given is not a model or function that can be trained."""
+
+
+class InvalidInputError(LowtideError, ValueError):
+    """The call's inputs cannot be planned: tensors on several devices, or no tensor that needs a gradient."""
+
+
+class InvalidOptionError(LowtideError, ValueError):
+    """An option has a value that does not exist: an unknown cost source, backend option or device name."""
+
+
+class UnknownPlannerError(LowtideError, KeyError):
+    """No planner is registered under this name."""
+
+    def __str__(self) -> str:
+        """Return the message itself: `KeyError` would print its quoted form."""
+        return str(self.args[0])
+
+
+class PlannerRefusedError(LowtideError, ValueError):
+    """The planner cannot serve this problem; the message says what it needs."""
+
+
+class InfeasibleBudgetError(LowtideError, ValueError):
+    """No schedule within the budget was found; `least_bytes` is the least budget known to work."""
+
+    def __init__(self, message: str, *, budget_bytes: int, least_bytes: int) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.least_bytes = least_bytes
+
+
+class PlanFileError(LowtideError, ValueError):
+    """A plan file is unreadable, truncated, of another version, or made for another graph."""
+
+
+class CaptureError(LowtideError, RuntimeError):
+    """The model's training graph could not be captured."""
+
+
+class MeasureError(LowtideError, RuntimeError):
+    """Peak memory or the cost of an op could not be measured."""
+
+
+class UnsupportedBackwardError(LowtideError, RuntimeError):
+    """Backward was asked for something a planned graph cannot give, such as a second derivative."""
+
+
+class VerificationError(LowtideError, RuntimeError):
+    """`verify=True` found a result that differs from plain training."""
+
+
+class LowtideWarning(UserWarning):
+    """Something the user should know; training goes on."""

@@ -1,0 +1,1 @@
+"""The shared noun: ops, values, their costs. No torch."""

@@ -1,0 +1,1 @@
+"""One algorithm per file; siblings do not import each other."""

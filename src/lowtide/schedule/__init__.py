@@ -1,0 +1,1 @@
+"""The shared answer: schedules, their price and their legality. No torch."""
