@@ -1,0 +1,141 @@
+"""Peak memory and its course over time, as the allocator sees them.
+
+On the CPU the figures come from the profiler's allocator events, which include temporaries inside ops. What they
+cannot show: memory that a library gets around PyTorch's allocator, allocations of Python threads other than the
+caller's (backward on the CPU runs in the caller's thread and is seen), and the size of blocks that were allocated
+before the recording began. A block from before that is freed meanwhile therefore does not lower the level.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch._C._profiler import _EventType, _ProfilerEvent
+from torch.autograd import _profiler_enabled
+from torch.autograd.profiler import profile, record_function
+
+from lowtide.device import Device, as_device, synchronize
+from lowtide.errors import MeasureError
+
+Levels = list[tuple[int, int]]
+
+_RANGE = "lowtide::"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One call of the allocator: when, where, and how many bytes (below zero: freed)."""
+
+    nanoseconds: int
+    pointer: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The allocator calls of a run: `allocations` are all, `ranges` those inside each `memory_range`, both by time."""
+
+    allocations: tuple[Allocation, ...]
+    ranges: dict[str, tuple[Allocation, ...]]
+
+
+def measure_peak(fn: Callable[[], object], device: Device | None = None) -> int:
+    """Return the highest number of bytes above the level at entry while `fn()` runs.
+
+    Args:
+        fn: What to measure, for instance a whole training step. Its exceptions are passed on.
+        device: Whose memory; by default the current CUDA device if CUDA has been used, else the CPU.
+
+    Example:
+        ```python
+        measure_peak(lambda: torch.empty(1000))
+        #> 4000
+        ```
+    """
+    device = as_device(device)
+    if device.type == "cpu":
+        return max((level for _, level in levels(record(fn, device).allocations)), default=0)
+    synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    fn()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def memory_timeline(fn: Callable[[], object], device: Device | None = None) -> list[tuple[float, int]]:
+    """Return (seconds since the first allocation, bytes above the level at entry) at every change during `fn()`."""
+    course = levels(record(fn, as_device(device)).allocations)
+    return [((nanoseconds - course[0][0]) / 1e9, level) for nanoseconds, level in course]
+
+
+def memory_range(name: str) -> record_function:
+    """Return a context manager that collects what happens inside it under `name` in the `Recording`."""
+    return record_function(_RANGE + name)
+
+
+def record(fn: Callable[[], object], device: torch.device) -> Recording:
+    """Return the allocator calls on `device` while `fn()` runs in this thread."""
+    if _profiler_enabled():
+        raise MeasureError("Memory cannot be measured while a profiler is active: leave its `with` block first.")
+    # Kineto writes two lines to stderr per session unless told not to before its first one.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    session = profile(use_device=device.type if device.type == "cuda" else None, profile_memory=True, use_kineto=True)
+    with session:
+        fn()
+        synchronize(device)
+    if session.kineto_results is None:
+        raise MeasureError("The profiler returned nothing: was it stopped while memory was being measured?")
+    return _read(session.kineto_results.experimental_event_tree(), device.type)
+
+
+def levels(allocations: tuple[Allocation, ...]) -> Levels:
+    """Return (nanoseconds, bytes alive) after each of `allocations`, counting only blocks that they allocate.
+
+    A free is matched to its allocation by address, because for blocks older than the recording the profiler may report
+    the size that an earlier block had at the same address.
+    """
+    alive: dict[int, int] = {}
+    course: Levels = []
+    level = 0
+    for event in allocations:
+        # An address handed out again was freed where the profiler does not look, by another thread.
+        level -= alive.pop(event.pointer, 0)
+        if event.bytes > 0:
+            alive[event.pointer] = event.bytes
+            level += event.bytes
+        course.append((event.nanoseconds, level))
+    return course
+
+
+def _read(roots: list[_ProfilerEvent], device_type: str) -> Recording:
+    everything: list[Allocation] = []
+    ranges: dict[str, tuple[Allocation, ...]] = {}
+    for event in _walk(roots):
+        if (found := _allocation(event, device_type)) is not None:
+            everything.append(found)
+        elif event.name.startswith(_RANGE):
+            inside = (_allocation(inner, device_type) for inner in _walk(event.children))
+            ranges[event.name.removeprefix(_RANGE)] = _sorted([one for one in inside if one is not None])
+    return Recording(_sorted(everything), ranges)
+
+
+def _walk(roots: list[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
+    stack = list(reversed(roots))
+    while stack:
+        event = stack.pop()
+        yield event
+        stack.extend(reversed(event.children))
+
+
+def _allocation(event: _ProfilerEvent, device_type: str) -> Allocation | None:
+    if event.tag != _EventType.Allocation or event.extra_fields.device.type != device_type:
+        return None
+    return Allocation(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size)
+
+
+def _sorted(allocations: list[Allocation]) -> tuple[Allocation, ...]:
+    return tuple(sorted(allocations, key=lambda event: event.nanoseconds))
