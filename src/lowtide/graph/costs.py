@@ -42,4 +42,6 @@ def check_costs(graph: Graph, costs: Costs) -> None:
         )
     for op, seconds, workspace in zip(graph.ops, costs.seconds, costs.workspace_bytes, strict=True):
         if not 0 <= seconds < float("inf") or workspace < 0:
-            raise InvalidGraphError(f"Op {op.name!r} costs {seconds} s and {workspace} B; both must be finite and >= 0.")
+            raise InvalidGraphError(
+                f"Op {op.name!r} costs {seconds} s and {workspace} B; both must be finite and >= 0."
+            )

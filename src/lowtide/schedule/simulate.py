@@ -71,7 +71,7 @@ def simulate(graph: Graph, costs: Costs, schedule: Schedule) -> Trace:
 
 
 def instances(graph: Graph, schedule: Schedule) -> list[Instance]:
-    """Return every instance that `schedule` makes, in order of birth; inputs of the graph cost nothing and have none."""
+    """Return every instance that `schedule` makes, in order of birth; inputs of the graph have none."""
     steps = schedule.steps
     ops, values = graph.ops, graph.values
     births: list[tuple[ValueId, int]] = []
@@ -105,8 +105,8 @@ def instances(graph: Graph, schedule: Schedule) -> list[Instance]:
 def _hold(graph: Graph, schedule: Schedule, births: list[tuple[ValueId, int]], deaths: list[int]) -> None:
     """Extend the instances that are outputs to the end of the step, and handovers to the end of forward."""
     boundary, end = len(schedule.forward), len(schedule.steps) - 1
-    ends = {value: end for value in graph.outputs}
-    early = {value: boundary - 1 for value in graph.handovers}
+    ends = dict.fromkeys(graph.outputs, end)
+    early = dict.fromkeys(graph.handovers, boundary - 1)
     if not ends and not early:
         return
     owner: dict[ValueId, int] = {}

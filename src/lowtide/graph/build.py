@@ -1,0 +1,180 @@
+"""Building a graph step by step, and the rules every graph keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypedDict, Unpack
+
+from lowtide.errors import InvalidGraphError
+from lowtide.graph.costs import Costs
+from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
+
+
+class OpMarks(TypedDict, total=False):
+    """What may be said about an op beyond its name, inputs and outputs; see `Op` for the meanings."""
+
+    target: str
+    module: str
+    source: str
+    pinned: str
+    random: bool
+    replay_bytes: int
+    kind: str
+    once: Sequence[str]
+    seconds: float
+    workspace_bytes: int
+
+
+class GraphBuilder:
+    """Collects ops in their given order; the only mutable class of this layer.
+
+    Example:
+        ```python
+        builder = GraphBuilder()
+        x = builder.add_input("x", 400)
+        (y,) = builder.add_op("relu", [x], [("y", 400)], seconds=2e-6)
+        graph = builder.build(outputs=[y])
+        ```
+    """
+
+    def __init__(self) -> None:
+        self._ops: list[Op] = []
+        self._values: list[Value] = []
+        self._seconds: list[float] = []
+        self._workspace: list[int] = []
+        self._boundary: int | None = None
+
+    def add_input(self, name: str, size: int = 0, *, kind: str = "input") -> ValueId:
+        """Add a value that is there before the step, and return its id."""
+        self._values.append(Value(name, size, None, kind))
+        return len(self._values) - 1
+
+    def add_op(
+        self,
+        name: str,
+        inputs: Sequence[ValueId],
+        outputs: Sequence[tuple[str, int]],
+        **marks: Unpack[OpMarks],
+    ) -> tuple[ValueId, ...]:
+        """Add an op that reads `inputs` and writes new values of the given names and sizes; return their ids.
+
+        Args:
+            name: Name of the op, unique in the graph.
+            inputs: Ids of the values it reads.
+            outputs: Name and bytes of each value it writes.
+            **marks: Fields of `Op`; `kind` of the outputs; `once`, the names of outputs that only the first run
+                produces; and the op's `seconds` (1 by default) and `workspace_bytes`.
+        """
+        op = len(self._ops)
+        made = tuple(range(len(self._values), len(self._values) + len(outputs)))
+        kind = marks.get("kind", "activation")
+        self._values += [Value(value_name, size, op, kind) for value_name, size in outputs]
+        once = tuple(value for value in made if self._values[value].name in marks.get("once", ()))
+        self._ops.append(
+            Op(
+                name,
+                marks.get("target", name),
+                tuple(inputs),
+                made,
+                module=marks.get("module", ""),
+                source=marks.get("source", ""),
+                pinned=marks.get("pinned", ""),
+                random=marks.get("random", False),
+                replay_bytes=marks.get("replay_bytes", 0),
+                first_run_only=once,
+            )
+        )
+        self._seconds.append(marks.get("seconds", 1.0))
+        self._workspace.append(marks.get("workspace_bytes", 0))
+        return made
+
+    def begin_backward(self) -> None:
+        """Make every op added from now on a backward op."""
+        self._boundary = len(self._ops)
+
+    def build(self, outputs: Iterable[ValueId] = (), handovers: Iterable[ValueId] = ()) -> Graph:
+        """Return the graph, checked."""
+        graph = Graph(tuple(self._ops), tuple(self._values), tuple(outputs), tuple(handovers), self._boundary)
+        check_graph(graph)
+        return graph
+
+    def costs(self, source: str = "given") -> Costs:
+        """Return the costs given with the ops."""
+        return Costs(tuple(self._seconds), tuple(self._workspace), source)
+
+
+def check_graph(graph: Graph) -> None:
+    """Raise `InvalidGraphError` unless `graph` keeps every rule of `Graph`, `Op` and `Value`."""
+    _check_values(graph)
+    names: set[str] = set()
+    for op_id, op in enumerate(graph.ops):
+        if op.name in names:
+            raise InvalidGraphError(f"Two ops are named {op.name!r}; names must be unique.")
+        names.add(op.name)
+        _check_op(graph, op_id, op)
+    _check_ends(graph)
+
+
+def _check_values(graph: Graph) -> None:
+    for value_id, value in enumerate(graph.values):
+        if value.bytes < 0:
+            raise InvalidGraphError(f"Value {value.name!r} has {value.bytes} bytes; sizes must be at least 0.")
+        if value.producer is None:
+            continue
+        if not 0 <= value.producer < len(graph.ops):
+            raise InvalidGraphError(
+                f"Value {value.name!r} is produced by op {value.producer}, but ops are 0 to {len(graph.ops) - 1}."
+            )
+        if value_id not in graph.ops[value.producer].outputs:
+            raise InvalidGraphError(
+                f"Value {value.name!r} names op {graph.ops[value.producer].name!r} as its producer, "
+                "but is not among that op's outputs."
+            )
+
+
+def _check_op(graph: Graph, op_id: OpId, op: Op) -> None:
+    for value_id in (*op.inputs, *op.outputs):
+        _check_id(graph, value_id, f"Op {op.name!r}")
+    for value_id in op.inputs:
+        producer = graph.values[value_id].producer
+        if producer is not None and producer >= op_id:
+            raise InvalidGraphError(
+                f"Op {op.name!r} reads {graph.values[value_id].name!r}, which {graph.ops[producer].name!r} "
+                "produces later in the given order."
+            )
+    for value_id in op.outputs:
+        if graph.values[value_id].producer != op_id:
+            raise InvalidGraphError(
+                f"Op {op.name!r} writes {graph.values[value_id].name!r}, whose producer is "
+                f"{graph.values[value_id].producer}, not {op_id}."
+            )
+    if len(set(op.outputs)) < len(op.outputs):
+        raise InvalidGraphError(f"Op {op.name!r} lists an output twice.")
+    if not set(op.first_run_only) <= set(op.outputs):
+        raise InvalidGraphError(f"Op {op.name!r} marks a value as first_run_only that is not one of its outputs.")
+    if op.replay_bytes < 0 or (op.replay_bytes and not op.outputs):
+        raise InvalidGraphError(
+            f"Op {op.name!r} keeps {op.replay_bytes} bytes for its replay; this needs at least 0 bytes and one output."
+        )
+
+
+def _check_ends(graph: Graph) -> None:
+    if graph.boundary is not None and not 0 <= graph.boundary <= len(graph.ops):
+        raise InvalidGraphError(f"The boundary is {graph.boundary}; it must lie in 0 to {len(graph.ops)}.")
+    for what, ends in (("outputs", graph.outputs), ("handovers", graph.handovers)):
+        for value_id in ends:
+            _check_id(graph, value_id, f"The graph's list of {what}")
+        if len(set(ends)) < len(ends):
+            raise InvalidGraphError(f"The graph's {what} name a value twice.")
+    for value_id in graph.handovers:
+        producer = graph.values[value_id].producer
+        if producer is not None and not graph.is_forward(producer):
+            raise InvalidGraphError(
+                f"Value {graph.values[value_id].name!r} is handed over when forward ends, "
+                f"but the backward op {graph.ops[producer].name!r} produces it."
+            )
+
+
+def _check_id(graph: Graph, value_id: ValueId, owner: str) -> None:
+    if not 0 <= value_id < len(graph.values):
+        raise InvalidGraphError(f"{owner} names value {value_id}, but values are 0 to {len(graph.values) - 1}.")

@@ -1,0 +1,98 @@
+"""From a problem to a plan: ask a planner, check its answer, price it."""
+
+from __future__ import annotations
+
+import time
+
+from lowtide.errors import InfeasibleBudgetError, InvalidOptionError, InvalidScheduleError, PlannerRefusedError
+from lowtide.graph.build import check_graph
+from lowtide.plan import registry
+from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.problem import Problem
+from lowtide.plan.result import Outcome, Plan
+from lowtide.schedule.simulate import Trace
+from lowtide.schedule.steps import Schedule
+from lowtide.schedule.verify import verify
+from lowtide.units import format_bytes
+
+
+def solve(
+    problem: Problem,
+    planner: str | AbstractPlanner | Schedule = "auto",
+    progress: Progress = silent,
+    *,
+    throw: bool = True,
+) -> Plan:
+    """Return the plan that `planner` finds for `problem`.
+
+    Example:
+        ```python
+        plan = solve(Problem(graph, costs, budget_bytes=6 * 2**30), planner="greedy")
+        plan.overhead
+        ```
+
+    Args:
+        problem: Graph, costs and budget.
+        planner: The name of a planner, a planner, or a ready schedule to check and price.
+        progress: Receives a line of text now and then.
+        throw: Raise `InfeasibleBudgetError` if the budget is not met; otherwise the plan's outcome says so.
+    """
+    check_graph(problem.graph)
+    started = time.perf_counter()
+    name, proposal = _ask(problem, planner, progress)
+    seconds = time.perf_counter() - started
+    try:
+        verify(problem.graph, proposal.schedule)
+    except InvalidScheduleError as error:
+        raise InvalidScheduleError(f"The schedule of planner {name!r} is not legal. {error}") from None
+    trace = problem.price(proposal.schedule)
+    fits = problem.fits(trace)
+    if throw and not fits:
+        raise _infeasible(problem, name, trace)
+    return Plan(
+        problem=problem,
+        schedule=proposal.schedule,
+        trace=trace,
+        planner=name,
+        outcome=_outcome(proposal, fits),
+        bound=proposal.bound,
+        min_peak_bytes=min(trace.peak_bytes, problem.baseline.peak_bytes),
+        seconds=seconds,
+    )
+
+
+def _ask(problem: Problem, planner: str | AbstractPlanner | Schedule, progress: Progress) -> tuple[str, Proposal]:
+    if isinstance(planner, Schedule):
+        return "ready schedule", Proposal(planner)
+    if isinstance(planner, str):
+        name, planner = registry.normalise(planner), registry.get(planner)
+    elif isinstance(planner, AbstractPlanner):
+        name = type(planner).__name__
+    else:
+        raise InvalidOptionError(
+            f"The planner is {planner!r:.80}; it must be a planner, a Schedule, or a name: {', '.join(registry.names())}."
+        )
+    reason = planner.supports(problem)
+    if reason is not None:
+        raise PlannerRefusedError(f"Planner {name!r} cannot serve this problem: {reason}.")
+    return name, planner.propose(problem, progress)
+
+
+def _outcome(proposal: Proposal, fits: bool) -> Outcome:
+    if not fits:
+        return Outcome.OVER_BUDGET
+    if not proposal.schedule.num_recomputed:
+        return Outcome.NOTHING_TO_DO
+    return Outcome.OPTIMAL if proposal.optimal else Outcome.FITS
+
+
+def _infeasible(problem: Problem, name: str, trace: Trace) -> InfeasibleBudgetError:
+    budget, least = problem.budget_bytes, trace.peak_bytes
+    return InfeasibleBudgetError(
+        f"Planner {name!r} found no schedule within the budget of {budget} bytes ({format_bytes(budget)}). The least "
+        f"budget known to work with it is {least} bytes ({format_bytes(least)}); the step needs "
+        f"{problem.baseline.peak_bytes} bytes without recomputation. Raise the budget to {least} or more, make the "
+        "batch smaller, or try another planner.",
+        budget_bytes=budget,
+        least_bytes=least,
+    )
