@@ -1,0 +1,104 @@
+"""What the benchmarks share: child processes that report rows, tables, and result files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+ROW = "row: "
+MIB = 2**20
+Row = dict[str, Any]
+
+
+def emit(row: Row) -> None:
+    """Hand a row from a child process to its parent."""
+    print(ROW + json.dumps(row), flush=True)
+
+
+def run_child(script: str, arguments: Sequence[str], *, env: dict[str, str] | None = None) -> Iterator[Row]:
+    """Yield the rows a child process emits; a child that fails yields a last row with the key `error`."""
+    command = [sys.executable, script, *arguments]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "KINETO_LOG_LEVEL": "5", **(env or {})}
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(ROW):
+                    yield json.loads(line.removeprefix(ROW))
+        if process.returncode:
+            errors.seek(0)
+            last = [line.strip() for line in errors if line.strip()][-12:]
+            yield {"error": f"exit code {process.returncode}: " + " | ".join(last)}
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def table(rows: Sequence[Row], columns: dict[str, Callable[[Row], str]]) -> str:
+    """Return a Markdown table with one line per row; `columns` maps a heading to what it shows of a row."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(show(row) for show in columns.values()) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def mib(key: str) -> Callable[[Row], str]:
+    """Return a column that shows `key` in MiB."""
+    return lambda row: "-" if row.get(key) is None else f"{row[key] / MIB:.2f}"
+
+
+def text(key: str) -> Callable[[Row], str]:
+    """Return a column that shows `key` as it is, and yes or no for a boolean."""
+
+    def show(row: Row) -> str:
+        value = row.get(key)
+        if isinstance(value, bool):
+            return "yes" if value else "**no**"
+        return "-" if value is None else str(value)
+
+    return show
+
+
+def number(key: str, form: str) -> Callable[[Row], str]:
+    """Return a column that shows `key` in the given format."""
+    return lambda row: "-" if row.get(key) is None else format(row[key], form)
+
+
+def write_results(name: str, *, rows: Sequence[Row], markdown: str, directory: Path = RESULTS) -> list[Path]:
+    """Write `name.json` and `name.md`, and return their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    data, page = directory / f"{name}.json", directory / f"{name}.md"
+    data.write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")
+    page.write_text(markdown + "\n")
+    return [data, page]
+
+
+def describe_machine() -> str:
+    """Return one line about the machine, for the head of a result page."""
+    facts = machine()
+    return f"Python {facts['python']}, torch {facts['torch']}, {facts['threads']} threads on {facts['processor']}."
