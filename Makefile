@@ -1,0 +1,49 @@
+# Every target sets up what it needs: a virtual environment in .venv, and the extras it uses, once.
+PYTHON ?= python3
+BIN := .venv/bin
+TEST_SECONDS ?= 1500
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format bench bench-exact bench-time bench-resident clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
+
+demo: .venv/.installed-picture ## train two small models plain and in half the memory; writes out/demo
+	$(BIN)/python -m lowtide demo --out out/demo --force
+
+test: .venv/.installed-dev ## run the tests that take minutes at most
+	timeout $(TEST_SECONDS) $(BIN)/python -m pytest -m "not slow"
+
+test-all: .venv/.installed-zoo .venv/.installed-dev ## run all tests, also those that need real models
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-dev ## check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: .venv/.installed-dev ## rewrite the code in the house style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: bench-exact bench-time bench-resident ## run all benchmarks
+
+bench-exact: .venv/.installed-zoo ## exactness, predicted and measured peak of real models; about an hour
+	$(BIN)/python benchmarks/exact.py
+
+bench-time: .venv/.installed-zoo ## step time against eager
+	$(BIN)/python benchmarks/step_time.py
+
+bench-resident: .venv/.installed-zoo ## the saving in the process's maximum resident size
+	$(BIN)/python benchmarks/resident.py
+
+clean: ## remove the environment and everything generated
+	rm -rf .venv out build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
