@@ -1,0 +1,111 @@
+"""What users call: `wrap`, `unwrap`, `plans` and `plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from lowtide.errors import InvalidModelError
+from lowtide.graph.costs import Costs
+from lowtide.plan.base import AbstractPlanner
+from lowtide.plan.result import Plan
+from lowtide.run.rehearse import rehearse
+from lowtide.run.settings import Settings
+from lowtide.run.wrapped import Wrapped, wrap_function, wrap_module, wrapped_of
+
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+
+def wrap(
+    model: Model,
+    *,
+    budget: int | str | None = None,
+    planner: str | AbstractPlanner = "auto",
+    costs: str | Costs = "measured",
+    plan: Plan | str | Path | None = None,
+    verify: bool = False,
+) -> Model:
+    """Return `model`, whose training steps from now on fit the budget; a function is returned as a new function.
+
+    Example:
+        ```python
+        model = lowtide.wrap(model, budget="6GiB")
+        loss = model(batch)
+        loss.backward()
+        ```
+
+    Planning happens at the first training call of each input signature. Calls in eval mode or without gradients are
+    not touched. The model object, its parameters and its `state_dict` keys stay what they are.
+
+    Args:
+        model: An `nn.Module`, changed in place, or a function.
+        budget: Peak bytes that a step may allocate on top of what is allocated when it starts: an `int`, "6GiB",
+            "500MB", "50%" of the unplanned peak, or "auto" on an accelerator (what is free).
+        planner: Name of a planner, or a planner.
+        costs: "measured", "analytic", the name of a device for analytic costs, or ready costs.
+        plan: A plan, or the path of a saved one, for the graph it was made for.
+        verify: Run the first training call plainly as well and compare bit for bit.
+    """
+    settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan)
+    if isinstance(model, nn.Module):
+        return wrap_module(model, settings, verify=verify)
+    if callable(model) and not isinstance(model, type):
+        return wrap_function(model, settings, verify=verify)  # type: ignore[return-value]
+    raise InvalidModelError(
+        f"{model!r} is a {type(model).__name__}; lowtide.wrap takes an nn.Module or a function that is trained."
+    )
+
+
+def unwrap(model: Model) -> Model:
+    """Return `model` as it was before `wrap`; a model that is not wrapped is returned as it is."""
+    wrapped = wrapped_of(model)
+    if wrapped is None:
+        return model
+    if isinstance(model, nn.Module):
+        model._compiled_call_impl = None
+        return model
+    return wrapped.plain  # type: ignore[return-value]
+
+
+def plans(model: Callable[..., Any]) -> list[Plan]:
+    """Return the plans made so far for a wrapped model, one for each captured graph."""
+    return list(_wrapped(model).session.plans)
+
+
+def plan(
+    model: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: int | str,
+    planner: str | AbstractPlanner = "auto",
+    costs: str | Costs = "measured",
+) -> Plan:
+    """Return the plan for training `model` on such arguments, without running it.
+
+    Shapes are worked out on fake tensors: no activation memory is needed, and parameters, gradients, buffers and the
+    random number generators are not touched. If the model is captured as several graphs, the plan of the one with the
+    largest unplanned peak is returned and a warning says so.
+
+    Args:
+        model: An `nn.Module` in train mode, or a function.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        budget: As for `wrap`.
+        planner: As for `wrap`.
+        costs: As for `wrap`.
+    """
+    if not callable(model) or isinstance(model, type):
+        raise InvalidModelError(f"{model!r} is a {type(model).__name__}, not an nn.Module or a function.")
+    found = rehearse(model, args, kwargs or {}, Settings.make(budget=budget, planner=planner, costs=costs))
+    return max(found, key=lambda plan: plan.baseline_peak_bytes)
+
+
+def _wrapped(model: Callable[..., Any]) -> Wrapped:
+    wrapped = wrapped_of(model)
+    if wrapped is None:
+        raise InvalidModelError(f"{type(model).__name__} is not wrapped; call lowtide.wrap(model, budget=...) first.")
+    return wrapped

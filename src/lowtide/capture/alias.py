@@ -1,0 +1,51 @@
+"""Which fx nodes share a storage.
+
+A fake tensor's storage stands for the real one, so nodes whose fake tensors share a storage are views of one value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+# Its schema promises a fresh tensor, but the kernel returns a view of its input.
+_HIDDEN_VIEWS = {torch.ops.aten._unsafe_view.default}
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a number that is the same for tensors with one storage."""
+    return tensor.untyped_storage()._cdata
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    """Return the size of the tensor's whole storage."""
+    if tensor.layout is not torch.strided:
+        return sum(part.numel() * part.element_size() for part in (tensor._indices(), tensor._values()))
+    return int(tensor.untyped_storage().nbytes())
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in what an op returns: one, or a tuple or list of tensors and other things."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [item for item in value if isinstance(item, torch.Tensor)]
+    return []
+
+
+def view_base(node: fx.Node) -> fx.Node | None:
+    """Return the input node of which all results of `node` are views, or None if it makes something new."""
+    results = tensors_in(node.meta.get("val"))
+    if not results:
+        return None
+    inputs = {
+        storage_key(source.meta["val"]): source
+        for source in node.all_input_nodes
+        if isinstance(source.meta.get("val"), torch.Tensor)
+    }
+    if node.target in _HIDDEN_VIEWS:
+        return node.all_input_nodes[0]
+    bases = {inputs.get(storage_key(result)) for result in results}
+    return bases.pop() if len(bases) == 1 else None

@@ -1,0 +1,81 @@
+"""Which ops must not be recomputed, and why; which draw random numbers; which recompute by another call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.capture.program import Call
+
+aten = torch.ops.aten
+
+# Ops whose result is a choice: a recomputation that differs in the last bit could choose otherwise.
+_DECISIONS = {
+    "topk", "argmax", "argmin", "sort", "argsort", "kthvalue", "median", "nanmedian", "mode", "multinomial",
+    "nonzero", "unique", "unique_dim", "unique_consecutive", "_unique2", "searchsorted", "bucketize",
+}  # fmt: skip
+_DECISION_OVERLOADS = {aten.max.dim, aten.min.dim, aten.cummax.default, aten.cummin.default}
+_COLLECTIVES = {"_c10d_functional", "c10d_functional", "_dtensor", "c10d"}
+_PURE = {"aten", "prims", "_quantized", "quantized_decomposed"}
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether `node` draws from the random number generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def why_pinned(node: fx.Node, changed: Collection[fx.Node]) -> str:
+    """Return why `node` must run exactly once, or "" if it may be recomputed.
+
+    Args:
+        node: A call.
+        changed: Nodes whose storage the step changes; reading them later gives other contents.
+    """
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return f"{getattr(target, '__name__', target)} is not an op whose effects are known"
+    if target.namespace in _COLLECTIVES:
+        return "it communicates with other processes"
+    if target._schema.is_mutable:
+        return "it changes its input"
+    if target.namespace not in _PURE:
+        return f"{target} is a custom op whose effects are not known"
+    if target._schema.name.split("::")[1].startswith(("_assert", "sym_constrain")):
+        return "it checks something"
+    if target._opname in _DECISIONS or target in _DECISION_OVERLOADS:
+        return "its result is a discrete decision"
+    if any(source in changed for source in node.all_input_nodes) and replay_call(node) is None:
+        return "it reads an input that the step changes"
+    return ""
+
+
+def replay_call(node: fx.Node) -> Call | None:
+    """Return what recomputes `node` where that is not the call itself.
+
+    Batch normalisation in training mode reads and renews its running statistics; a recomputation must do neither. The
+    variant without statistics gives the same output, mean and inverse deviation, bit for bit.
+    """
+    if node.target is not aten._native_batch_norm_legit_functional.default:
+        return None
+    x, weight, bias, _mean, _var, training, momentum, eps = node.args
+    if training is not True:
+        return None
+    return aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {}
+
+
+def first_run_only(node: fx.Node) -> tuple[int, ...]:
+    """Return the positions of results that a recomputation of `node` does not give."""
+    return (3, 4) if replay_call(node) is not None else ()
+
+
+def forget_running_statistics(module: fx.GraphModule) -> None:
+    """Drop the running statistics from the arguments of training-mode batch normalisation's backward, in place.
+
+    The kernel ignores them in training mode; as arguments they would only keep the changed buffers for backward.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
+        if node.args[7] is True:
+            node.args = (*node.args[:3], None, None, *node.args[5:])

@@ -1,0 +1,127 @@
+"""The program: a joint fx graph, the `Graph` made of it, and the maps between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.graph.ir import Graph, OpId, ValueId
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A captured training step.
+
+    Attributes:
+        module: The joint graph: forward and backward in one.
+        graph: Its ops and values.
+        device: Where it runs; values elsewhere cost nothing.
+        num_forward_outputs: How many of the joint graph's outputs belong to forward.
+        calls: For every op its fx node; None for the arrival of the tangents.
+        owners: For every value the fx node that holds its storage first.
+        values: For every fx node that is a tensor, the value whose storage it is or views.
+        replays: For ops whose recomputation differs from their first run, what to call instead.
+        parameters: Positions of the inputs that live as long as the model.
+    """
+
+    module: fx.GraphModule
+    graph: Graph
+    device: torch.device
+    num_forward_outputs: int
+    calls: tuple[fx.Node | None, ...]
+    owners: tuple[fx.Node, ...]
+    values: Mapping[fx.Node, ValueId]
+    replays: Mapping[OpId, Call]
+    parameters: frozenset[int]
+
+    @cached_property
+    def primals(self) -> tuple[fx.Node, ...]:
+        """Placeholders of forward, in order."""
+        return tuple(node for node in self._placeholders if not is_tangent(node))
+
+    @cached_property
+    def tangents(self) -> tuple[fx.Node, ...]:
+        """Placeholders of backward: the gradients that arrive from outside, in order."""
+        return tuple(node for node in self._placeholders if is_tangent(node))
+
+    @cached_property
+    def _placeholders(self) -> list[fx.Node]:
+        return self.module.graph.find_nodes(op="placeholder")
+
+    @cached_property
+    def forward_outputs(self) -> tuple[Any, ...]:
+        """What forward returns: fx nodes, None, or constants."""
+        return self._outputs[: self.num_forward_outputs]
+
+    @cached_property
+    def backward_outputs(self) -> tuple[Any, ...]:
+        """What backward returns: a gradient node or None for every primal."""
+        return self._outputs[self.num_forward_outputs :]
+
+    @cached_property
+    def _outputs(self) -> tuple[Any, ...]:
+        return tuple(output_node(self.module).args[0])  # type: ignore[arg-type]
+
+    @cached_property
+    def owned(self) -> Mapping[fx.Node, tuple[fx.Node, ...]]:
+        """For every call node with a tuple result, its `getitem` nodes."""
+        items: dict[fx.Node, list[fx.Node]] = {}
+        for node in self.owners:
+            if is_getitem(node):
+                items.setdefault(node.args[0], []).append(node)  # type: ignore[arg-type]
+        return {call: tuple(nodes) for call, nodes in items.items()}
+
+    def call(self, op: OpId) -> Call | None:
+        """Return target, args and kwargs of `op` with fake tensors in place of nodes; None if nothing is called."""
+        node = self.calls[op]
+        if node is None:
+            return None
+        return _with_values((node.target, node.args, node.kwargs))  # type: ignore[arg-type]
+
+    def replay_call(self, op: OpId) -> Call | None:
+        """Return the same as `call`, for a recomputation of `op`."""
+        return _with_values(self.replays[op]) if op in self.replays else self.call(op)
+
+    def reads(self, op: OpId, *, replay: bool) -> Iterator[fx.Node]:
+        """Yield the fx nodes that a first run or a recomputation of `op` reads."""
+        node = self.calls[op]
+        if node is None:
+            return iter(())
+        if replay and op in self.replays:
+            _, args, kwargs = self.replays[op]
+            return iter(nodes_in((args, kwargs)))
+        return iter(node.all_input_nodes)
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether `node` is a placeholder for a gradient that arrives from outside."""
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Whether `node` takes one result out of a tuple."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
+
+
+def output_node(module: fx.GraphModule) -> fx.Node:
+    """Return the output node of `module`."""
+    return next(reversed(module.graph.find_nodes(op="output")))
+
+
+def nodes_in(structure: Any) -> list[fx.Node]:
+    """Return the fx nodes inside nested arguments, each once, in order."""
+    found: dict[fx.Node, None] = {}
+    fx.node.map_arg(structure, lambda node: found.setdefault(node))
+    return list(found)
+
+
+def _with_values(call: Call) -> Call:
+    target, args, kwargs = call
+    return target, *fx.node.map_arg((args, dict(kwargs)), lambda node: node.meta.get("val"))  # type: ignore[return-value]

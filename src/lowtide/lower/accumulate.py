@@ -1,0 +1,101 @@
+"""Gradients that already exist: add to them as soon as the new ones are there.
+
+Autograd receives the gradients of a whole-graph backward only when it ends, so with existing `.grad` there would be a
+second full copy of the gradients. Plain training has one parameter's gradient too many at a time. Adding inside the
+graph restores that, wherever the result is the one autograd would have given, bit for bit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+_DOOR = torch.autograd.graph._engine_run_backward.__code__
+_MOST_NODES = 20_000
+
+
+class Ledger:
+    """What the running backward pass does with gradients; looks it up when first asked."""
+
+    def __init__(self) -> None:
+        self._edges: Counter[Node] | None = None
+
+    def accumulates_alone(self, parameter: torch.Tensor) -> bool:
+        """Whether this pass accumulates into the parameter, and only from one node.
+
+        With a second path to the parameter autograd adds the gradients of both first, which rounds differently. A call
+        of `torch.autograd.grad` accumulates nothing.
+        """
+        accumulator = get_gradient_edge(parameter).node
+        try:
+            if not torch._C._will_engine_execute_node(accumulator):
+                return False
+        except RuntimeError:  # how the engine says that it captures this gradient instead (`torch.autograd.grad`)
+            return False
+        if self._edges is None:
+            self._edges = _count_edges(_roots_of_running_backward())
+        return self._edges[accumulator] == 1
+
+
+def open_ledger() -> Ledger:
+    """Return a new ledger for one backward pass."""
+    return Ledger()
+
+
+def hand_over(gradient: torch.Tensor, parameter: torch.Tensor, ledger: Ledger) -> torch.Tensor | None:
+    """Add `gradient` to the parameter's and return None, or return `gradient` for autograd to handle."""
+    if not parameter.is_leaf or parameter.grad is None:
+        return gradient
+    if not _plainly_added(gradient, parameter) or not ledger.accumulates_alone(parameter):
+        return gradient
+    parameter.grad.add_(gradient)
+    return None
+
+
+def _plainly_added(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether autograd, given `gradient`, would run no hook and add it in place."""
+    existing: Any = parameter.grad
+    hooked = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return (
+        not hooked
+        and not torch.is_grad_enabled()
+        and existing.layout is torch.strided is gradient.layout
+        and existing.dtype == gradient.dtype
+        and existing.device == gradient.device
+        and existing.shape == gradient.shape
+    )
+
+
+def _roots_of_running_backward() -> Sequence[Any]:
+    """Return the tensors whose backward pass is running on this thread, or nothing where that cannot be seen.
+
+    The engine does not tell, but it is always entered through one Python function, which is still on the stack.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not _DOOR:
+        frame = frame.f_back
+    return () if frame is None else tuple(frame.f_locals["t_outputs"])
+
+
+def _count_edges(roots: Sequence[Any]) -> Counter[Node]:
+    """Return how many edges lead into each node reachable from `roots`; nothing if the graph is very large."""
+    edges: Counter[Node] = Counter()
+    stack = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > _MOST_NODES:
+            return Counter()
+        following = [nxt for nxt, _ in node.next_functions if nxt is not None]
+        edges.update(following)
+        stack += following
+    return edges

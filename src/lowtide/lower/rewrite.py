@@ -1,0 +1,254 @@
+"""Program and schedule to forward and backward graphs.
+
+With fx execution the order of nodes is the lifetime of tensors: generated code drops each name after its last use. So
+running ops in the schedule's order, taking tuples apart at once and emitting views just before their first use makes
+the program allocate and free exactly what the simulator says.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.capture.program import Program, is_getitem
+from lowtide.graph.ir import OpId, ValueId
+from lowtide.lower.accumulate import hand_over, open_ledger
+from lowtide.lower.rng import replay_random, take_rng_state
+from lowtide.schedule.steps import Schedule
+
+# A traced stride can differ from the real one; there a view must become a copy instead of an error.
+_RELAXED = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The two graphs, in AOTAutograd's calling convention."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+
+def lower(program: Program, schedule: Schedule) -> Lowered:
+    """Return the graphs that run `schedule`.
+
+    Forward takes the primals and returns the program's outputs, then what is saved for backward. Backward takes what
+    was saved, then the tangents, and returns one gradient or None for every primal. The program is not changed.
+    """
+    repeated = {op for op, runs in Counter(schedule.steps).items() if runs > 1}
+    forward = _Emitter(program, repeated)
+    for node in program.primals:
+        forward.take(node)
+    for op in schedule.forward:
+        forward.run(op)
+    returned = [forward.output(node) for node in program.forward_outputs]
+    saved = _saved_nodes(program, schedule)
+    handles = [node for node in _handle_nodes(program) if node not in saved]
+    states = [op for op in dict.fromkeys(schedule.backward) if op in forward.states]
+    kept = [forward.resolve(node) for node in saved] + [forward.states[op] for op in states]
+    kept += [_unchecked(forward.resolve(node)) for node in handles]
+    backward = _Emitter(program, repeated, seen=set(schedule.forward))
+    for node in saved:
+        backward.take(node)
+    for op in states:
+        backward.states[op] = backward.graph.placeholder(f"{program.graph.ops[op].name}_state")
+        backward.states[op].meta["val"] = forward.states[op].meta["val"]
+    for node in (*handles, *program.tangents):
+        backward.take(node)
+    gradients = _run_backward(program, schedule, backward)
+    return Lowered(
+        forward.finish((*returned, *kept), _descriptors(program)[: len(returned)]),
+        backward.finish(tuple(gradients), _descriptors(program)[len(returned) :]),
+    )
+
+
+class _Emitter:
+    """Emits ops, recomputations and views into one new fx graph."""
+
+    def __init__(self, program: Program, repeated: set[OpId], seen: set[OpId] | None = None) -> None:
+        self.program = program
+        self.graph = fx.Graph()
+        self.states: dict[OpId, fx.Node] = {}
+        self._repeated = repeated
+        self._seen = set(seen or ())
+        self._present: dict[fx.Node, fx.Node] = {}
+        self._views: dict[ValueId, list[fx.Node]] = {}
+        for node in program.module.graph.find_nodes(op="get_attr"):
+            self._present[node] = self.graph.node_copy(node)
+
+    def take(self, node: fx.Node) -> None:
+        """Receive the tensor of the joint graph's `node` as an argument."""
+        placeholder = self.graph.placeholder(node.name)
+        placeholder.meta = copy.copy(node.meta)
+        self._present[node] = placeholder
+
+    def run(self, op: OpId) -> None:
+        """Emit one run of `op`; after the first it is a recomputation."""
+        node = self.program.calls[op]
+        if node is None:
+            return
+        again = op in self._seen
+        self._seen.add(op)
+        made = self._emit_again(op, node) if again else self._emit_first(op, node)
+        self._forget_views(op)
+        self._present[node] = made
+        for item in self.program.owned.get(node, ()):
+            if not again or self.program.values[item] not in self.program.graph.ops[op].first_run_only:
+                self._present[item] = self._copy(item, item.target, (made, item.args[1]), {}, again=again)
+
+    def resolve(self, node: fx.Node) -> fx.Node:
+        """Return the present tensor of the joint graph's `node`, emitting views of it where they are not there."""
+        pending = [node]
+        while pending:
+            current = pending[-1]
+            if current in self._present:
+                pending.pop()
+                continue
+            sources = [source for source in current.all_input_nodes if source not in self._present]
+            if sources:
+                pending += sources
+                continue
+            pending.pop()
+            self._emit_view(current)
+        return self._present[node]
+
+    def output(self, node: Any) -> Any:
+        """Return what to put in the output for `node`, which may be None or a constant."""
+        return self.resolve(node) if isinstance(node, fx.Node) else node
+
+    def finish(self, outputs: tuple[Any, ...], descriptors: list[Any]) -> fx.GraphModule:
+        """Return the module; results that nobody takes out of a tuple are dropped."""
+        result = self.graph.output(outputs)
+        result.meta["desc"] = [*descriptors, *[None] * (len(outputs) - len(descriptors))]
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and (is_getitem(node) or node.op == "get_attr"):
+                self.graph.erase_node(node)
+        self.graph.lint()
+        return fx.GraphModule(self.program.module, self.graph)
+
+    def _emit_first(self, op: OpId, node: fx.Node) -> fx.Node:
+        if self.program.graph.ops[op].random and op in self._repeated:
+            state = self.graph.call_function(take_rng_state, (self.program.device,), name=f"{node.name}_state")
+            state.meta["val"] = _fake_state(self.program, node)
+            self.states[op] = state
+        args, kwargs = self._arguments(node.args, node.kwargs)
+        return self._copy(node, node.target, args, kwargs, again=False)
+
+    def _emit_again(self, op: OpId, node: fx.Node) -> fx.Node:
+        target, args, kwargs = self.program.replays.get(op, (node.target, node.args, node.kwargs))
+        args, kwargs = self._arguments(args, kwargs)
+        if op in self.states:
+            args = (target, self.states[op], self.program.device, *args)
+            target = replay_random
+        return self._copy(node, target, args, kwargs, again=True)
+
+    def _emit_view(self, node: fx.Node) -> None:
+        args, kwargs = self._arguments(node.args, node.kwargs)
+        target = _RELAXED.get(node.target, node.target)
+        self._present[node] = self._copy(node, target, args, kwargs, again=False)
+        self._views.setdefault(self.program.values[node], []).append(node)
+
+    def _arguments(self, args: Any, kwargs: Any) -> Any:
+        return fx.node.map_arg((tuple(args), dict(kwargs)), self.resolve)
+
+    def _copy(self, node: fx.Node, target: Any, args: Any, kwargs: Any, *, again: bool) -> fx.Node:
+        name = f"{node.name}_recomputed" if again else node.name
+        made = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        made.meta = copy.copy(node.meta)
+        return made
+
+    def _forget_views(self, op: OpId) -> None:
+        """Views of an earlier run's results must not be taken for views of the new ones."""
+        for value in self.program.graph.produced(op):
+            for view in self._views.pop(value, ()):
+                self._present.pop(view, None)
+
+
+def _run_backward(program: Program, schedule: Schedule, backward: _Emitter) -> list[Any]:
+    """Emit the backward pass; a parameter's gradient is handed over right after the op that completes it."""
+    owed: dict[OpId, list[int]] = {}
+    for position in _handed_over(program):
+        value = program.values[program.backward_outputs[position]]
+        owed.setdefault(program.graph.values[value].producer, []).append(position)  # type: ignore[arg-type]
+    last_run = {op: step for step, op in enumerate(schedule.backward)}
+    ledger = backward.graph.call_function(open_ledger) if owed else None
+    settled: dict[int, fx.Node] = {}
+    for step, op in enumerate(schedule.backward):
+        backward.run(op)
+        if last_run[op] == step:
+            for position in owed.get(op, ()):
+                gradient: fx.Node = program.backward_outputs[position]
+                args = (backward.resolve(gradient), backward.resolve(program.primals[position]), ledger)
+                settled[position] = backward.graph.call_function(hand_over, args)
+                settled[position].meta = copy.copy(gradient.meta)
+    return [
+        settled[position] if position in settled else backward.output(node)
+        for position, node in enumerate(program.backward_outputs)
+    ]
+
+
+def _handed_over(program: Program) -> list[int]:
+    """Return the positions of the parameters whose gradient a backward op makes."""
+    return [
+        position
+        for position, node in enumerate(program.backward_outputs)
+        if position in program.parameters
+        and isinstance(node, fx.Node)
+        and program.graph.values[program.values[node]].producer is not None
+        and program.graph.values[program.values[node]].kind == "gradient"
+    ]
+
+
+def _handle_nodes(program: Program) -> list[fx.Node]:
+    """Return the parameters that backward must reach to hand their gradients over."""
+    return [program.primals[position] for position in _handed_over(program)]
+
+
+def _saved_nodes(program: Program, schedule: Schedule) -> list[fx.Node]:
+    """Return the owners of the storages that backward reads before it makes them itself, in order of first use."""
+    graph = program.graph
+    saved: dict[fx.Node, None] = {}
+    made: set[ValueId] = set()
+    seen = set(schedule.forward)
+
+    def need(node: fx.Node) -> None:
+        value = program.values.get(node)
+        if value is None or value in made or node.op == "get_attr":
+            return
+        owner = program.owners[value]
+        if graph.values[value].kind != "tangent" and owner.op != "get_attr":
+            saved.setdefault(owner)
+
+    for op in schedule.backward:
+        for node in program.reads(op, replay=op in seen):
+            need(node)
+        made.update(graph.ops[op].outputs if op not in seen else graph.produced(op))
+        seen.add(op)
+    for node in program.backward_outputs:
+        if isinstance(node, fx.Node):
+            need(node)
+    return list(saved)
+
+
+def _unchecked(node: fx.Node) -> fx.Node:
+    """Mark a saved parameter as a mere handle: backward does not read its contents, so they may change meanwhile."""
+    node.meta["saved_tensor_with_no_vc_check"] = True
+    return node
+
+
+def _fake_state(program: Program, node: fx.Node) -> torch.Tensor:
+    mode = next(
+        n.meta["val"].fake_mode for n in program.module.graph.nodes if hasattr(n.meta.get("val"), "fake_mode")
+    )
+    del node
+    with mode:
+        return torch.empty(take_rng_state(program.device).numel(), dtype=torch.uint8)
+
+
+def _descriptors(program: Program) -> list[Any]:
+    output = next(reversed(program.module.graph.find_nodes(op="output")))
+    return list(output.meta.get("desc") or [None] * len(output.args[0]))

@@ -1,0 +1,63 @@
+"""Planning without running: the model is called on fake tensors, which have shapes and no memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from lowtide.errors import CaptureError, InvalidInputError, InvalidModelError, LowtideError
+from lowtide.plan.result import Plan
+from lowtide.run.backend import check_devices, make_backend
+from lowtide.run.session import Session
+from lowtide.run.settings import Settings
+from lowtide.run.wrapped import compiled, lowtide_cause, wrapped_of
+
+
+def rehearse(model: Callable[..., Any], args: Any, kwargs: Any, settings: Settings) -> list[Plan]:
+    """Return the plans of the graphs that a training call of `model` consists of.
+
+    The call is made on a copy of the model and its inputs that is made of fake tensors, so that nothing of the
+    user's changes and no memory is needed.
+    """
+    if isinstance(model, nn.Module) and not model.training:
+        raise InvalidModelError("The model is in eval mode, in which lowtide plans nothing. Call model.train() first.")
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    check_devices(tensors + (list(model.parameters()) if isinstance(model, nn.Module) else []))
+    session = Session(settings)
+    with torch.random.fork_rng(), torch.enable_grad():
+        _call_on_fakes(model, args, kwargs, session)
+    if not session.plans:
+        raise InvalidInputError(
+            "The call has no training graph: nothing it computes needs a gradient. Check that parameters (or inputs) "
+            "require gradients and that the model does not switch them off."
+        )
+    session.end_call()
+    return session.plans
+
+
+def _call_on_fakes(model: Callable[..., Any], args: Any, kwargs: Any, session: Session) -> None:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with FakeCopyMode(mode):
+            twin, args, kwargs = copy.deepcopy((_without_wrapping(model), tuple(args), dict(kwargs or {})))
+        plain = twin._call_impl if isinstance(twin, nn.Module) else twin
+        with mode:
+            compiled(plain, make_backend(session, run=False))(*args, **kwargs)
+    except LowtideError:
+        raise
+    except Exception as error:
+        ours = lowtide_cause(error)
+        if ours is not None:
+            raise ours from None
+        raise CaptureError(f"The model could not be captured: {error}") from error
+
+
+def _without_wrapping(model: Callable[..., Any]) -> Callable[..., Any]:
+    wrapped = wrapped_of(model)
+    return model if wrapped is None or isinstance(model, nn.Module) else wrapped.plain

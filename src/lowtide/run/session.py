@@ -1,0 +1,96 @@
+"""One wrapped model's plans: which graphs were seen and how each was planned."""
+
+from __future__ import annotations
+
+import warnings
+
+from lowtide import device as devices
+from lowtide.capture.program import Program
+from lowtide.costs import resolve_costs
+from lowtide.errors import InfeasibleBudgetError, LowtideWarning, PlanFileError
+from lowtide.graph.costs import Costs
+from lowtide.plan.problem import Problem
+from lowtide.plan.result import Plan
+from lowtide.plan.solve import solve
+from lowtide.run.progress import ProgressLine
+from lowtide.run.settings import Settings
+from lowtide.units import format_bytes
+
+
+class Session:
+    """Plans graphs as the compiler hands them over, and remembers the plans."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.plans: list[Plan] = []
+        self._calls_plans: list[Plan] = []
+
+    def begin_call(self) -> None:
+        """Note that a call of the model begins: graphs handed over from now on run one after the other."""
+        self._calls_plans = []
+
+    def end_call(self) -> None:
+        """Tell the user if this call was captured in several graphs."""
+        if len(self._calls_plans) > 1:
+            warnings.warn(
+                f"The model was captured as {len(self._calls_plans)} graphs because Python code between them cannot be "
+                "traced (TORCH_LOGS=graph_breaks shows where). Each graph is planned by itself, with what the earlier "
+                "ones keep taken off its budget; the peak of the whole step is not guaranteed.",
+                LowtideWarning,
+                stacklevel=3,
+            )
+        self._calls_plans = []
+
+    def plan(self, program: Program) -> Plan:
+        """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""
+        plan = self._given(program) or self._known(program) or self._new(program)
+        if plan not in self.plans:
+            self.plans.append(plan)
+        self._calls_plans.append(plan)
+        return plan
+
+    def _given(self, program: Program) -> Plan | None:
+        given = self.settings.plan
+        if given is None or given.problem.graph.fingerprint == program.graph.fingerprint:
+            return given
+        if self.settings.budget is not None:
+            return None
+        graph = given.problem.graph
+        raise PlanFileError(
+            f"The plan was made for another graph: it has {len(graph.ops)} ops and fingerprint {graph.fingerprint}, "
+            f"this call has {len(program.graph.ops)} ops and fingerprint {program.graph.fingerprint}. Model, input "
+            "shapes, dtypes, train mode and PyTorch version must be those the plan was made with; plan anew, or pass "
+            "budget= as well to plan other graphs."
+        )
+
+    def _known(self, program: Program) -> Plan | None:
+        held = self._held_bytes()
+        return next((p for p in self.plans if not held and p.problem.graph == program.graph), None)
+
+    def _new(self, program: Program) -> Plan:
+        with ProgressLine() as progress:
+            costs = resolve_costs(program, self.settings.costs, progress)
+            problem = Problem(program.graph, costs, self._budget_bytes(program, costs))
+            return solve(problem, self.settings.planner, progress=progress)
+
+    def _budget_bytes(self, program: Program, costs: Costs) -> int:
+        budget = self.settings.budget
+        assert budget is not None
+        if budget.is_auto:
+            return devices.free_bytes(program.device)
+        baseline = Problem(program.graph, costs, 1).baseline.peak_bytes
+        if budget.fraction is not None:
+            return max(budget.resolve(baseline), 1)
+        left = budget.resolve(baseline) - self._held_bytes()
+        if left <= 0:
+            raise InfeasibleBudgetError(
+                f"The budget of {budget} is used up by what earlier graphs of this call keep for backward "
+                f"({format_bytes(self._held_bytes())}). Use a larger budget or remove the graph breaks.",
+                budget_bytes=budget.resolve(baseline),
+                least_bytes=self._held_bytes() + baseline,
+            )
+        return left
+
+    def _held_bytes(self) -> int:
+        return sum(plan.saved_bytes for plan in self._calls_plans)
+
