@@ -1,0 +1,1 @@
+"""Plans and measurements as words and pictures; nothing here imports torch."""

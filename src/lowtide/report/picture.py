@@ -1,0 +1,102 @@
+"""Memory over time as a picture: plain against planned training, with the budget as a line.
+
+Needs matplotlib (the extra `picture`), which is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MIB = 2**20
+COLOURS = ("#c2410c", "#0369a1", "#4d7c0f", "#7e22ce")
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The memory of one step over time.
+
+    Attributes:
+        label: What was run.
+        points: Pairs of seconds since the step began and bytes above the level at its beginning.
+        backward_seconds: When the backward pass began, or None if not known.
+    """
+
+    label: str
+    points: Sequence[tuple[float, int]]
+    backward_seconds: float | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest level."""
+        return max((level for _, level in self.points), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One model's courses, drawn in the same axes."""
+
+    title: str
+    courses: Sequence[Course]
+    budget_bytes: int | None = None
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(panels: Sequence[Panel], *paths: str | os.PathLike[str]) -> None:
+    """Draw `panels` side by side into each of `paths`; the suffix of a path, such as .png or .svg, is its format."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6 * len(panels), 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    for panel, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        _draw_panel(axes, panel)
+    for path in paths:
+        figure.savefig(path, dpi=140, metadata={"Date": None} if str(path).endswith(".svg") else None)
+
+
+def _draw_panel(axes: Any, panel: Panel) -> None:
+    top = max(course.peak_bytes for course in panel.courses) / MIB
+    for row, course in enumerate(panel.courses):
+        _draw_course(axes, course, row, top)
+    if panel.budget_bytes is not None:
+        height = panel.budget_bytes / MIB
+        axes.axhline(height, color="#111827", linestyle="--", linewidth=1.2, label=f"budget: {height:.1f} MiB")
+    axes.set(
+        title=panel.title,
+        xlabel="time in the step (ms, with the profiler on)",
+        ylabel="memory above the start (MiB)",
+        xlim=(0, None),
+        ylim=(0, 1.42 * top),
+    )
+    axes.legend(loc="upper left", fontsize="small", framealpha=0.9)
+    axes.grid(alpha=0.25)
+
+
+def _draw_course(axes: Any, course: Course, row: int, top: float) -> None:
+    colour = COLOURS[row % len(COLOURS)]
+    times = [1e3 * seconds for seconds, _ in course.points]
+    levels = [level / MIB for _, level in course.points]
+    label = f"{course.label}: peak {course.peak_bytes / MIB:.1f} MiB"
+    axes.step(times, levels, where="post", color=colour, linewidth=1.1, label=label)
+    axes.fill_between(times, levels, step="post", color=colour, alpha=0.13)
+    if course.backward_seconds is not None:
+        begin = 1e3 * course.backward_seconds
+        axes.vlines(begin, 0, 1.05 * top, color=colour, linestyle=":", linewidth=1.3)
+        axes.annotate(
+            f"forward | backward ({course.label})",
+            (begin, 1.05 * top),
+            color=colour,
+            fontsize="x-small",
+            ha="center",
+            va="bottom",
+            textcoords="offset points",
+            xytext=(0, 1 + 10 * row),
+        )
