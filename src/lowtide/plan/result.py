@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
-from lowtide.plan.files import PlanRecord, read_plan_file, write_plan_file
 from lowtide.plan.problem import Problem
+from lowtide.plan.record import PlanRecord, read_record, write_record
 from lowtide.plan.text import module_rows, module_table
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
@@ -87,7 +87,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path` as JSON, replacing what is there."""
-        write_plan_file(
+        write_record(
             PlanRecord(
                 problem=self.problem,
                 schedule=self.schedule,
@@ -103,7 +103,7 @@ class Plan:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Return the plan saved at `path`; raise `PlanFileError` if the file is not a valid plan."""
-        record = read_plan_file(path, outcomes=[outcome.name for outcome in Outcome])
+        record = read_record(path, outcomes=[outcome.name for outcome in Outcome])
         return Plan(
             problem=record.problem,
             schedule=record.schedule,

@@ -70,7 +70,7 @@ def _ask(problem: Problem, planner: str | AbstractPlanner | Schedule, progress: 
         name = type(planner).__name__
     else:
         raise InvalidOptionError(
-            f"The planner is {planner!r:.80}; it must be a planner, a Schedule, or a name: {', '.join(registry.names())}."
+            f"The planner is {planner!r:.80}; it must be a planner, a Schedule or one of {', '.join(registry.names())}."
         )
     reason = planner.supports(problem)
     if reason is not None:
