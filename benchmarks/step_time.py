@@ -106,7 +106,7 @@ def page(rows: Sequence[Row], pairs: int) -> str:
             "Written by `make bench-time`; " + describe_machine(),
             "",
             *(__doc__ or "").split("\n\n")[1].splitlines(),
-            f"{pairs} pairs after {WARM_UP} to warm up. `predicted` is the plan's own figure against its unplanned graph.",
+            f"{pairs} pairs after {WARM_UP} to warm up. `predicted` is the plan's own figure.",
             "",
             table(rows, COLUMNS),
         ]
