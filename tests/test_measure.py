@@ -6,7 +6,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from lowtide.errors import MeasureError
-from lowtide.measure import Allocation, levels, measure_peak, memory_range, memory_timeline, record
+from lowtide.measure import Allocation, levels, measure_peak, memory_timeline, record, run_with_peak
 
 CPU = torch.device("cpu")
 
@@ -154,16 +154,36 @@ def test_timeline_of_nothing_is_empty():
     assert memory_timeline(lambda: None) == []
 
 
-def test_ranges_collect_their_own_allocations():
+def test_recording_lists_every_call_of_the_allocator():
     def step():
-        with memory_range("one"):
-            kept = torch.empty(10)
+        kept = torch.empty(10)
         torch.empty(1000)
-        with memory_range("two"):
-            torch.empty(20)
         return kept
 
-    recording = record(step, CPU)
-    assert [event.bytes for event in recording.ranges["one"]] == [40]
-    assert [event.bytes for event in recording.ranges["two"]] == [80, -80]
-    assert [event.bytes for event in recording.allocations] == [40, 4000, -4000, 80, -80, -40]
+    assert [event.bytes for event in record(step, CPU)] == [40, 4000, -4000, -40]
+
+
+@pytest.mark.parametrize("fn", [lambda: torch.empty(1000), lambda: torch.randn(50, 40).sort(dim=0), lambda: None])
+def test_the_quick_way_agrees(fn):
+    _, peak = run_with_peak(fn, CPU)
+    assert peak == measure_peak(fn)
+
+
+def test_the_quick_way_returns_the_result_and_passes_exceptions():
+    assert run_with_peak(lambda: torch.ones(3), CPU)[0].tolist() == [1, 1, 1]
+    with pytest.raises(ZeroDivisionError):
+        run_with_peak(lambda: 1 / 0, CPU)
+    assert run_with_peak(lambda: torch.empty(10), CPU)[1] == 40
+
+
+def test_the_quick_way_works_in_a_thread_beside_a_recording():
+    def beside():
+        kept = torch.empty(10)
+        thread = threading.Thread(target=lambda: peaks.append(run_with_peak(lambda: torch.empty(1000), CPU)[1]))
+        thread.start()
+        thread.join()
+        return kept
+
+    peaks = []
+    assert measure_peak(beside) == 40
+    assert peaks == [4000]

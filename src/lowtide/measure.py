@@ -11,18 +11,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
 
 import torch
-from torch._C._profiler import _EventType, _ProfilerEvent
-from torch.autograd import _profiler_enabled
-from torch.autograd.profiler import profile, record_function
+from torch._C._profiler import _EventType, _ExperimentalConfig, _ProfilerEvent
+from torch.autograd import (
+    ProfilerConfig,
+    ProfilerState,
+    _disable_profiler_legacy,
+    _enable_profiler_legacy,
+    _profiler_enabled,
+)
+from torch.autograd.profiler import profile
 
 from lowtide.device import Device, as_device, synchronize
 from lowtide.errors import MeasureError
 
+Result = TypeVar("Result")
 Levels = list[tuple[int, int]]
-
-_RANGE = "lowtide::"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +39,6 @@ class Allocation:
     nanoseconds: int
     pointer: int
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """The allocator calls of a run: `allocations` are all, `ranges` those inside each `memory_range`, both by time."""
-
-    allocations: tuple[Allocation, ...]
-    ranges: dict[str, tuple[Allocation, ...]]
 
 
 def measure_peak(fn: Callable[[], object], device: Device | None = None) -> int:
@@ -57,28 +56,47 @@ def measure_peak(fn: Callable[[], object], device: Device | None = None) -> int:
     """
     device = as_device(device)
     if device.type == "cpu":
-        return max((level for _, level in levels(record(fn, device).allocations)), default=0)
-    synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    fn()
-    synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+        return max((level for _, level in levels(record(fn, device))), default=0)
+    return _run_on_cuda(fn, device)[1]
 
 
 def memory_timeline(fn: Callable[[], object], device: Device | None = None) -> list[tuple[float, int]]:
     """Return (seconds since the first allocation, bytes above the level at entry) at every change during `fn()`."""
-    course = levels(record(fn, as_device(device)).allocations)
+    course = levels(record(fn, as_device(device)))
     return [((nanoseconds - course[0][0]) / 1e9, level) for nanoseconds, level in course]
 
 
-def memory_range(name: str) -> record_function:
-    """Return a context manager that collects what happens inside it under `name` in the `Recording`."""
-    return record_function(_RANGE + name)
+def run_with_peak(fn: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
+    """Return the result of `fn()` and the highest bytes above the level at entry while it ran.
+
+    For single ops: a hundred times quicker than `measure_peak`, but `fn` must free nothing that was there at entry.
+    It works in a thread of its own while the caller's thread is being profiled.
+    """
+    if device.type == "cuda":
+        return _run_on_cuda(fn, device)
+    # Kineto is one per process; the older profiler is one per thread, and its events need no clock to be in order.
+    _enable_profiler_legacy(
+        ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())  # profile_memory
+    )
+    try:
+        result = fn()
+    finally:
+        threads = _disable_profiler_legacy()
+    changes = (event.cpu_memory_usage() for events in threads for event in events if event.kind() == "memory_alloc")
+    return result, max(accumulate(changes), default=0)
 
 
-def record(fn: Callable[[], object], device: torch.device) -> Recording:
-    """Return the allocator calls on `device` while `fn()` runs in this thread."""
+def _run_on_cuda(fn: Callable[[], Result], device: torch.device) -> tuple[Result, int]:
+    synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = fn()
+    synchronize(device)
+    return result, torch.cuda.max_memory_allocated(device) - before
+
+
+def record(fn: Callable[[], object], device: torch.device) -> tuple[Allocation, ...]:
+    """Return the allocator calls on `device` while `fn()` runs in this thread, by time."""
     if _profiler_enabled():
         raise MeasureError("Memory cannot be measured while a profiler is active: leave its `with` block first.")
     # Kineto writes two lines to stderr per session unless told not to before its first one.
@@ -89,7 +107,8 @@ def record(fn: Callable[[], object], device: torch.device) -> Recording:
         synchronize(device)
     if session.kineto_results is None:
         raise MeasureError("The profiler returned nothing: was it stopped while memory was being measured?")
-    return _read(session.kineto_results.experimental_event_tree(), device.type)
+    found = (_allocation(event, device.type) for event in _walk(session.kineto_results.experimental_event_tree()))
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.nanoseconds))
 
 
 def levels(allocations: tuple[Allocation, ...]) -> Levels:
@@ -111,18 +130,6 @@ def levels(allocations: tuple[Allocation, ...]) -> Levels:
     return course
 
 
-def _read(roots: list[_ProfilerEvent], device_type: str) -> Recording:
-    everything: list[Allocation] = []
-    ranges: dict[str, tuple[Allocation, ...]] = {}
-    for event in _walk(roots):
-        if (found := _allocation(event, device_type)) is not None:
-            everything.append(found)
-        elif event.name.startswith(_RANGE):
-            inside = (_allocation(inner, device_type) for inner in _walk(event.children))
-            ranges[event.name.removeprefix(_RANGE)] = _sorted([one for one in inside if one is not None])
-    return Recording(_sorted(everything), ranges)
-
-
 def _walk(roots: list[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
     stack = list(reversed(roots))
     while stack:
@@ -135,7 +142,3 @@ def _allocation(event: _ProfilerEvent, device_type: str) -> Allocation | None:
     if event.tag != _EventType.Allocation or event.extra_fields.device.type != device_type:
         return None
     return Allocation(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size)
-
-
-def _sorted(allocations: list[Allocation]) -> tuple[Allocation, ...]:
-    return tuple(sorted(allocations, key=lambda event: event.nanoseconds))

@@ -1,0 +1,170 @@
+"""Costs by running every distinct op of a program by itself on the real device.
+
+An op allocates the same bytes whether it is run alone or inside a step, the first time or later, with gradients or
+without; the number of threads changes it. That is why running ops one by one predicts a step's peak to the byte.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import torch
+
+from lowtide import device as devices
+from lowtide.costs.analytic import estimate
+from lowtide.costs.cache import CostCache
+from lowtide.costs.devices import nearest
+from lowtide.costs.materialize import materialize
+from lowtide.costs.op import Call, Calls, OpCost, Progress, signature, silent, target_name, tensors_in
+from lowtide.errors import LowtideWarning
+from lowtide.graph.costs import Costs
+from lowtide.measure import run_with_peak
+
+# A quick op is timed until it has run for _ENOUGH_SECONDS; any op _FEW times unless that takes _LONG_SECONDS.
+_ENOUGH_SECONDS = 0.01
+_LONG_SECONDS = 0.1
+_FEW, _MANY = 5, 50
+
+
+def measure_costs(program: Calls, *, progress: Progress = silent, cache: bool = True) -> Costs:
+    """Return the measured costs of every op of `program`.
+
+    Ops are run one at a time on made-up data, each distinct one once for warm-up, once for memory and a few times for
+    time. The user's random numbers, gradients and modes are left alone. Where a recomputation calls something else
+    than the first run, the larger workspace counts.
+
+    Args:
+        program: The captured program.
+        progress: Is told what is being measured.
+        cache: Whether to use and fill the cache on disk.
+    """
+    firsts = [program.call(op) for op in range(len(program.graph.ops))]
+    replays = [program.replay_call(op) for op in range(len(program.graph.ops))]
+    calls = {signature(call): call for call in (*replays, *firsts) if call is not None}
+    table = _look_up(calls, program.device, progress, cache)
+    runs = [(_cost(table, first), _cost(table, replay)) for first, replay in zip(firsts, replays, strict=True)]
+    return Costs(
+        seconds=tuple(first.seconds for first, _ in runs),
+        workspace_bytes=tuple(max(first.workspace_bytes, replay.workspace_bytes) for first, replay in runs),
+        source=f"measured on {devices.describe(program.device)}",
+    )
+
+
+def _cost(table: dict[str, OpCost], call: Call | None) -> OpCost:
+    return OpCost(0.0, 0) if call is None else table[signature(call)]
+
+
+def _look_up(calls: dict[str, Call], device: torch.device, progress: Progress, cache: bool) -> dict[str, OpCost]:
+    store = CostCache(devices.describe(device)) if cache else None
+    known = {} if store is None else {key: cost for key in calls if (cost := store.get(key)) is not None}
+    missing = {key: call for key, call in calls.items() if key not in known}
+    fresh: dict[str, OpCost] = {}
+    failures: dict[str, str] = {}
+    try:
+        if missing:
+            _measure_apart(missing, device, progress, fresh, failures)
+    finally:
+        if store is not None:
+            store.add(fresh)
+    _warn(failures, calls)
+    return {**known, **fresh, **{key: estimate(calls[key], nearest(device)) for key in failures}}
+
+
+def _measure_apart(
+    calls: dict[str, Call],
+    device: torch.device,
+    progress: Progress,
+    found: dict[str, OpCost],
+    failures: dict[str, str],
+) -> None:
+    """Fill `found` and `failures` in a thread of its own.
+
+    Gradient mode, autocast, dispatch modes, default devices and profilers belong to a thread: in a new one ops run as
+    they will in the planned graph, whatever the caller is in the middle of.
+    """
+    kept = [(place, devices.get_rng_state(place)) for place in {torch.device("cpu"), device}]
+    stop = Event()
+    try:
+        with ThreadPoolExecutor(1, "lowtide-measure") as pool:
+            try:
+                pool.submit(_measure_all, calls, device, progress, found, failures, stop).result()
+            finally:
+                stop.set()
+    finally:
+        for place, state in kept:
+            devices.set_rng_state(state, place)
+
+
+def _measure_all(
+    calls: dict[str, Call],
+    device: torch.device,
+    progress: Progress,
+    found: dict[str, OpCost],
+    failures: dict[str, str],
+    stop: Event,
+) -> None:
+    for number, (key, call) in enumerate(calls.items(), start=1):
+        if stop.is_set():
+            return
+        progress(f"measuring op {number} of {len(calls)}: {target_name(call[0])}")
+        try:
+            found[key] = _measure(call, device)
+        except Exception as error:  # An op run out of its context may raise anything; each failure is reported.
+            failures[key] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+@torch.no_grad()
+def _measure(call: Call, device: torch.device) -> OpCost:
+    target, args, kwargs = materialize(call)
+
+    def run() -> Any:
+        return target(*args, **kwargs)
+
+    run()
+    workspace_bytes = _workspace_bytes(run, (args, kwargs), device)
+    return OpCost(_seconds(run, device), workspace_bytes)
+
+
+def _workspace_bytes(run: Callable[[], Any], inputs: Any, device: torch.device) -> int:
+    """Return the highest bytes allocated during `run()` less those of the storages it leaves behind as results."""
+    before = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(inputs)}
+    result, peak = run_with_peak(run, device)
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors_in(result)}
+    left = sum(
+        devices.round_bytes(tensor.untyped_storage().nbytes(), device)
+        for pointer, tensor in storages.items()
+        if pointer not in before and tensor.device.type == device.type
+    )
+    return max(0, peak - left)
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    times: list[float] = []
+    while len(times) < _MANY:
+        devices.synchronize(device)
+        start = time.perf_counter()
+        run()
+        devices.synchronize(device)
+        times.append(time.perf_counter() - start)
+        if sum(times) >= (_LONG_SECONDS if len(times) < _FEW else _ENOUGH_SECONDS):
+            break
+    # Whatever else the machine does only adds time.
+    return min(times)
+
+
+def _warn(failures: dict[str, str], calls: dict[str, Call]) -> None:
+    if not failures:
+        return
+    reasons = {target_name(calls[key][0]): reason for key, reason in failures.items()}
+    listed = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
+    warnings.warn(
+        f"{len(failures)} of {len(calls)} distinct ops could not be run by themselves, so their time is estimated and "
+        f"their temporaries may be missed: {listed}. The measured peak may exceed the planned one by these.",
+        LowtideWarning,
+        stacklevel=4,
+    )
