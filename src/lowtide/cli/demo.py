@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import lowtide
 from lowtide.errors import InvalidBudgetError
-from lowtide.measure import levels, memory_range, record
+from lowtide.measure import memory_timeline
 from lowtide.report.picture import Course, Panel, can_draw, draw
 from lowtide.testing.models import MODELS, SMALL, loss_of, new_batch
 from lowtide.units import format_bytes, parse_budget
@@ -47,37 +47,33 @@ class Runner:
         """Return a runner that trains `model` with AdamW."""
         return Runner(model, torch.optim.AdamW(model.parameters(), lr=1e-3), example)
 
-    def gradients(self, batch: Call) -> Tensor:
-        """Return the loss on `batch` after the backward pass."""
-        args, kwargs = batch
-        loss = loss_of(self.model(*args, **kwargs))
-        with memory_range("backward"):
-            loss.backward()
-        return loss.detach()
-
     def train(self, step: int) -> tuple[Tensor, float]:
         """Return the loss of a whole training step, and its seconds."""
-        batch = new_batch(self.example, seed=step)
+        args, kwargs = new_batch(self.example, seed=step)
         torch.manual_seed(step)
         start = time.perf_counter()
-        loss = self.gradients(batch)
+        loss = loss_of(self.model(*args, **kwargs))
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss, time.perf_counter() - start
+        return loss.detach(), time.perf_counter() - start
 
     def course(self, label: str, step: int) -> Course:
         """Return the measured memory of one step's forward and backward pass."""
-        batch = new_batch(self.example, seed=step)
-        recording = record(lambda: self.gradients(batch), torch.device("cpu"))
+        args, kwargs = new_batch(self.example, seed=step)
+        clock: list[float] = []
+
+        def gradients() -> None:
+            # The timeline begins with the first allocation: let that be here, where the clock begins too.
+            torch.empty(1)
+            clock.append(time.perf_counter())
+            output = self.model(*args, **kwargs)
+            clock.append(time.perf_counter())
+            loss_of(output).backward()
+
+        points = memory_timeline(gradients, "cpu")
         self.optimizer.zero_grad(set_to_none=True)
-        points = levels(recording.allocations)
-        start = points[0][0]
-        backward = recording.ranges.get("backward", ())
-        return Course(
-            label,
-            [((nanoseconds - start) / 1e9, level) for nanoseconds, level in points],
-            (backward[0].nanoseconds - start) / 1e9 if backward else None,
-        )
+        return Course(label, points, clock[1] - clock[0])
 
 
 def prepare_parser(parser: argparse.ArgumentParser) -> None:
