@@ -7,14 +7,20 @@ import difflib
 from lowtide.errors import InvalidOptionError, UnknownPlannerError
 from lowtide.plan.auto import Auto
 from lowtide.plan.base import AbstractPlanner
+from lowtide.plan.planners.chen_sqrt import ChenSqrt
+from lowtide.plan.planners.drop_cheap import DropCheap
+from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.keep_all import KeepAll
 
-_BUILTIN: dict[str, AbstractPlanner] = {
-    "keep_all": KeepAll(),
-}
+_KEEP_ALL, _CHEN_SQRT, _DROP_CHEAP, _GREEDY = KeepAll(), ChenSqrt(), DropCheap(), Greedy()
 _PLANNERS: dict[str, AbstractPlanner] = {
-    "auto": Auto(planners={name: _BUILTIN[name] for name in ("keep_all",)}),
-    **_BUILTIN,
+    "auto": Auto(
+        planners={"keep_all": _KEEP_ALL, "drop_cheap": _DROP_CHEAP, "chen_sqrt": _CHEN_SQRT, "greedy": _GREEDY}
+    ),
+    "keep_all": _KEEP_ALL,
+    "chen_sqrt": _CHEN_SQRT,
+    "drop_cheap": _DROP_CHEAP,
+    "greedy": _GREEDY,
 }
 
 

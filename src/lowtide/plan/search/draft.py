@@ -1,0 +1,100 @@
+"""A schedule being edited: repeated runs are put in and taken out; first runs stay in the given order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from lowtide.graph.costs import Costs
+from lowtide.graph.ir import Graph, OpId, ValueId
+from lowtide.schedule.steps import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The steps of a schedule, of which the first `split` are forward."""
+
+    steps: list[OpId]
+    split: int
+
+    @staticmethod
+    def keep_all(graph: Graph) -> Draft:
+        """Return the given order."""
+        return Draft(list(range(len(graph.ops))), graph.num_forward)
+
+    def schedule(self) -> Schedule:
+        """Return the draft as a schedule."""
+        return Schedule(tuple(self.steps[: self.split]), tuple(self.steps[self.split :]))
+
+    def insert(self, runs: Iterable[tuple[int, list[OpId]]]) -> Draft:
+        """Return the draft with ops put in before the given steps."""
+        steps, split = list(self.steps), self.split
+        for before, ops in sorted(runs, key=lambda run: -run[0]):
+            steps[before:before] = ops
+            split += len(ops) if before < self.split else 0
+        return Draft(steps, split)
+
+    def remove(self, where: Collection[int]) -> Draft:
+        """Return the draft without the steps `where`."""
+        steps = [op for step, op in enumerate(self.steps) if step not in where]
+        return Draft(steps, self.split - sum(step < self.split for step in where))
+
+    def repeats(self) -> list[int]:
+        """Return the steps that are not the first run of their op."""
+        seen: set[OpId] = set()
+        again = []
+        for step, op in enumerate(self.steps):
+            if op in seen:
+                again.append(step)
+            seen.add(op)
+        return again
+
+
+class Facts:
+    """What the search asks about a graph all the time, as plain lists.
+
+    Attributes:
+        reads: For every op, the values it reads that some op produces.
+        writes: For every op, the values that a repeated run of it writes.
+        producer: For every value, the op that produces it, or -1.
+        bytes: For every value, its size.
+        seconds: For every op, its time.
+        workspace: For every op, the bytes it needs only while it runs.
+        held: For every value, whether it is an output of the graph.
+        lasting: For every value, whether it cannot be made again.
+    """
+
+    def __init__(self, graph: Graph, costs: Costs) -> None:
+        values = graph.values
+        self.producer: list[OpId] = [-1 if value.producer is None else value.producer for value in values]
+        self.reads = [[v for v in dict.fromkeys(op.inputs) if self.producer[v] >= 0] for op in graph.ops]
+        self.writes = [list(graph.produced(op)) for op in range(len(graph.ops))]
+        self.bytes = [value.bytes for value in values]
+        self.seconds = list(costs.seconds)
+        self.workspace = list(costs.workspace_bytes)
+        self.held = [value in graph.held for value in range(len(values))]
+        self.lasting = [self._is_lasting(graph, value) for value in range(len(values))]
+
+    def _is_lasting(self, graph: Graph, value: ValueId) -> bool:
+        producer = self.producer[value]
+        return producer < 0 or bool(graph.ops[producer].pinned) or value in graph.ops[producer].first_run_only
+
+    def total_seconds(self, draft: Draft) -> float:
+        """Return the time of all steps of `draft`."""
+        return sum(map(self.seconds.__getitem__, draft.steps))
+
+
+def useless(facts: Facts, draft: Draft) -> set[int]:
+    """Return the repeated runs of which nothing is read, directly or in the end."""
+    again = set(draft.repeats())
+    needed: set[ValueId] = set()
+    found = set()
+    for step in range(len(draft.steps) - 1, -1, -1):
+        op = draft.steps[step]
+        writes = facts.writes[op]
+        if step in again and needed.isdisjoint(writes):
+            found.add(step)
+            continue
+        needed.difference_update(writes)
+        needed.update(facts.reads[op])
+    return found

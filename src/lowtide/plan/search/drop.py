@@ -1,0 +1,152 @@
+"""Choosing what to drop: the gap in a value's life whose loss relieves most bytes per second of recomputation."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowtide.graph.ir import OpId, ValueId
+from lowtide.plan.search.draft import Draft, Facts, useless
+from lowtide.plan.search.pricer import Pricer
+from lowtide.plan.search.survey import Rerun, Survey
+
+# Inputs of at most this share of the dropped value may be kept for its recomputation instead of being remade.
+_SMALL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Taste:
+    """How drops are scored.
+
+    Attributes:
+        area: Whether relief counts bytes over the limit at every step, or only at the worst one.
+        noise: Source of random factors on the scores, or None for none.
+    """
+
+    area: bool = True
+    noise: random.Random | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Drop:
+    """Run `ops` before step `before`: the value lives in two pieces instead of one."""
+
+    score: float
+    before: int
+    ops: list[OpId]
+
+
+def descend(facts: Facts, pricer: Pricer, draft: Draft, limit: float, taste: Taste) -> tuple[Draft, float]:
+    """Return a draft with a peak within `limit`, or the one with the least peak on the way there; and that peak.
+
+    Each round drops one value at the worst step. It ends when nothing can be dropped there, when the peak has not
+    fallen for many rounds, or when the schedule has become very long.
+    """
+    patience = 60 + len(facts.reads) // 10
+    longest = 8 * len(facts.reads) + 100
+    best, best_peak, stalled = draft, float("inf"), 0
+    while True:
+        survey = Survey(facts, pricer, draft, limit)
+        peak = survey.events.peak
+        stalled += 1
+        if peak < best_peak:
+            best, best_peak, stalled = draft, peak, 0
+        if peak <= limit or stalled > patience or len(draft.steps) > longest:
+            return best, best_peak
+        drop = _best_drop(survey, taste)
+        if drop is None:
+            return best, best_peak
+        draft = draft.insert([(drop.before, drop.ops)])
+        idle = useless(facts, draft)
+        draft = draft.remove(idle) if idle else draft
+
+
+def _best_drop(survey: Survey, taste: Taste) -> _Drop | None:
+    """Return the drop with the best score at the worst step; ties go to larger values, then to smaller ids."""
+    facts = survey.facts
+    scorer = _Scorer(survey, int(np.argmax(survey.events.during)), taste.area)
+    gaps = [gap for gap in survey.gaps_over(scorer.worst) if _may_drop(facts, gap[0])]
+    gaps.sort(key=lambda gap: (-facts.bytes[gap[0]], gap))
+    best: _Drop | None = None
+    for gap in gaps:
+        factor = taste.noise.uniform(0.6, 1.67) if taste.noise else 1.0
+        drop = scorer.drop(gap, best.score / factor if best else 0.0)
+        if drop is not None and (best is None or drop.score * factor > best.score):
+            best = _Drop(drop.score * factor, drop.before, drop.ops)
+    return best
+
+
+def _may_drop(facts: Facts, value: ValueId) -> bool:
+    return facts.bytes[value] > 0 and not facts.lasting[value] and not facts.held[value]
+
+
+class _Scorer:
+    """Scores drops in one draft at its worst step."""
+
+    def __init__(self, survey: Survey, worst: int, area: bool) -> None:
+        self.survey, self.worst, self.area = survey, worst, area
+        # Free recomputation would win against everything, so a step is never cheaper than a sliver of the average op.
+        self._sliver = 1e-6 * sum(survey.facts.seconds) / max(1, len(survey.facts.seconds)) + 1e-30
+
+    def drop(self, gap: tuple[ValueId, int, int], at_least: float) -> _Drop | None:
+        """Return the better of remaking everything that `gap`'s value needs and keeping the small part of it."""
+        best = self._drop(gap, 0.0, at_least)
+        if best is not None and len(best.ops) == 1:
+            return best
+        small = _SMALL * self.survey.facts.bytes[gap[0]]
+        other = self._drop(gap, small, max(at_least, best.score if best else 0.0))
+        return other or best
+
+    def _drop(self, gap: tuple[ValueId, int, int], small: float, at_least: float) -> _Drop | None:
+        survey, facts = self.survey, self.survey.facts
+        value, last, before = gap
+        op = facts.producer[value]
+        most = sum(self._relief(last, before, facts.bytes[v]) for v in facts.writes[op])
+        rebate = self._rebate(op, last)
+        max_seconds = most / at_least + rebate if at_least > 0 else float("inf")
+        rerun = survey.rerun(op, before, small=small, max_seconds=max_seconds)
+        if rerun is None:
+            return None
+        relief = self._net_relief(rerun, before)
+        if relief <= 0:
+            return None
+        score = relief / (max(0.0, rerun.seconds - rebate) + self._sliver)
+        return _Drop(score, before, rerun.ops) if score > at_least else None
+
+    def _rebate(self, op: OpId, last: int) -> float:
+        """Return the seconds saved because a repeated run that nothing read before the gap is no longer needed."""
+        facts = self.survey.facts
+        moved = last in self.survey.repeats and self.survey.draft.steps[last] == op and len(facts.writes[op]) == 1
+        return facts.seconds[op] if moved else 0.0
+
+    def _relief(self, last: int, before: int, size: int) -> float:
+        if self.area:
+            return self.survey.relief(last + 1, before, size)
+        over = self.survey.during[self.worst] - self.survey.limit
+        return min(size, over) if last < self.worst < before else 0.0
+
+    def _net_relief(self, rerun: Rerun, before: int) -> float:
+        """Return the relief of `rerun` before step `before`, less what it adds; at most zero if it is of no use."""
+        survey, facts = self.survey, self.survey.facts
+        relief, alive = 0.0, survey.after[before - 1]
+        staying: set[ValueId] = set()
+        for op in rerun.ops:
+            for value in facts.writes[op]:
+                near = survey.near(value, before)
+                if near.next_read >= 0 and not facts.held[value]:
+                    staying.add(value)
+                    alive -= facts.bytes[value]
+                    relief += self._relief(near.last, before, facts.bytes[value])
+        for value, last in rerun.extended:
+            alive += facts.bytes[value]
+            if self.area:
+                relief -= facts.bytes[value] * survey.steps_over(last + 1, before)
+            elif last < self.worst:
+                relief -= facts.bytes[value]
+        peak = survey.transient(rerun, staying, alive)
+        if peak >= survey.during[self.worst]:
+            return 0.0
+        over = max(0.0, peak - survey.limit)
+        return relief - over * (len(rerun.ops) if self.area else 0.25)

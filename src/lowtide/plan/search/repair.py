@@ -1,0 +1,46 @@
+"""Improving a draft by taking a part out and mending it another way."""
+
+from __future__ import annotations
+
+import random
+
+from lowtide.plan.search.draft import Draft, Facts, useless
+from lowtide.plan.search.drop import Taste, descend
+from lowtide.plan.search.pricer import Pricer
+from lowtide.plan.search.tidy import tidy
+
+_SHARES = (0.05, 0.1, 0.2, 0.4)
+# A mended draft this much slower than the best is not worth tidying.
+_HOPELESS = 1.02
+
+
+def improve(facts: Facts, pricer: Pricer, draft: Draft, limit: int, *, rng: random.Random, work: int) -> Draft:
+    """Return a draft within `limit` that is no slower than `draft`, after pricing about `work` steps."""
+    best, best_seconds = draft, facts.total_seconds(draft)
+    until = pricer.work + work
+    while pricer.work < until:
+        repeats = best.repeats()
+        if not repeats:
+            break
+        broken = best.remove(_choose(repeats, rng))
+        broken = broken.remove(useless(facts, broken))
+        taste = Taste(area=rng.random() < 0.5, noise=rng)
+        mended, peak = descend(facts, pricer, broken, limit, taste)
+        if peak > limit or facts.total_seconds(mended) > _HOPELESS * best_seconds:
+            continue
+        mended = tidy(facts, pricer, mended, limit)
+        seconds = facts.total_seconds(mended)
+        if seconds <= best_seconds:
+            best, best_seconds = mended, seconds
+    return best
+
+
+def _choose(repeats: list[int], rng: random.Random) -> set[int]:
+    """Return some of the repeated runs: neighbours in time, or any."""
+    share = rng.choice(_SHARES)
+    if rng.random() < 0.5:
+        width = max(2, int(share * len(repeats)))
+        start = rng.randrange(-width + 1, len(repeats))
+        return set(repeats[max(0, start) : start + width])
+    chosen = {step for step in repeats if rng.random() < share}
+    return chosen or {rng.choice(repeats)}
