@@ -32,9 +32,9 @@ _POOLING = (
 _ELEMENTWISE = (
     "_to_copy abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_max clamp_min clone "
     "constant_pad_nd copy cos div eq erf exp exp2 expand expm1 fill floor full full_like ge gt le log log1p "
-    "logical_and logical_not logical_or lt masked_fill maximum minimum mul native_dropout ne neg new_zeros ones_like permute pow "
-    "reciprocal remainder repeat roll round rsqrt rsub scalar_tensor select sign sin slice split sqrt square stack "
-    "sub to transpose tril triu view where zeros zeros_like"
+    "logical_and logical_not logical_or lt masked_fill maximum minimum mul native_dropout ne neg new_zeros ones_like "
+    "permute pow reciprocal remainder repeat roll round rsqrt rsub scalar_tensor select sign sin slice split "
+    "sqrt square stack sub to transpose tril triu view where zeros zeros_like"
 )
 _CHEAP = frozenset(" ".join((_NORMALISATION, _ACTIVATION, _POOLING, _ELEMENTWISE)).split())
 

@@ -18,8 +18,9 @@ about 1 ms per drop and 1,000 steps, and a number of repairs set by `effort`.
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
+
+import numpy as np
 
 from lowtide.errors import InvalidOptionError
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
@@ -67,7 +68,7 @@ class Greedy(AbstractPlanner):
         best = min(found, key=facts.total_seconds)
         if self.effort:
             progress("greedy: improving by repairs")
-            best = improve(facts, pricer, best, limit, rng=random.Random(_SEED), work=int(self.effort * 1e6))
+            best = improve(facts, pricer, best, limit, rng=np.random.default_rng(_SEED), work=int(self.effort * 1e6))
         return Proposal(best.schedule())
 
 

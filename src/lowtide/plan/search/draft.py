@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, OpId, ValueId
+from lowtide.plan.search.pricer import Events, Pricer
 from lowtide.schedule.steps import Schedule
 
 
@@ -62,6 +65,10 @@ class Facts:
         workspace: For every op, the bytes it needs only while it runs.
         held: For every value, whether it is an output of the graph.
         lasting: For every value, whether it cannot be made again.
+        droppable: For every value, whether dropping it can free bytes.
+        rerun_bytes: For every value, the bytes that running its producer again makes.
+        rerun_seconds: For every value, the time of its producer.
+        sliver: The least seconds that a run counts in scores.
     """
 
     def __init__(self, graph: Graph, costs: Costs) -> None:
@@ -74,6 +81,16 @@ class Facts:
         self.workspace = list(costs.workspace_bytes)
         self.held = [value in graph.held for value in range(len(values))]
         self.lasting = [self._is_lasting(graph, value) for value in range(len(values))]
+        self.droppable = np.array(
+            [value.bytes > 0 and not self.lasting[v] and not self.held[v] for v, value in enumerate(values)],
+            dtype=np.bool_,
+        )
+        self.rerun_bytes = np.array(
+            [sum(self.bytes[u] for u in self.writes[op]) if op >= 0 else 0 for op in self.producer], dtype=np.float64
+        )
+        self.rerun_seconds = np.array([costs.seconds[op] if op >= 0 else 0.0 for op in self.producer])
+        # Free recomputation would win against everything, so a run never counts less than a sliver of the average op.
+        self.sliver = 1e-6 * sum(self.seconds) / max(1, len(self.seconds)) + 1e-30
 
     def _is_lasting(self, graph: Graph, value: ValueId) -> bool:
         producer = self.producer[value]
@@ -84,17 +101,16 @@ class Facts:
         return sum(map(self.seconds.__getitem__, draft.steps))
 
 
-def useless(facts: Facts, draft: Draft) -> set[int]:
-    """Return the repeated runs of which nothing is read, directly or in the end."""
-    again = set(draft.repeats())
-    needed: set[ValueId] = set()
-    found = set()
-    for step in range(len(draft.steps) - 1, -1, -1):
-        op = draft.steps[step]
-        writes = facts.writes[op]
-        if step in again and needed.isdisjoint(writes):
-            found.add(step)
-            continue
-        needed.difference_update(writes)
-        needed.update(facts.reads[op])
-    return found
+def strip(pricer: Pricer, draft: Draft, tags: list[int] | None = None) -> tuple[Draft, Events]:
+    """Return `draft` without the repeated runs of which nothing is read, and its events.
+
+    If `tags`, one for every step, are given, those of the steps that go are taken out of the list too.
+    """
+    while True:
+        events = pricer.events(draft.steps, draft.split)
+        idle = set(np.flatnonzero(events.again & ~events.useful).tolist())
+        if not idle:
+            return draft, events
+        draft = draft.remove(idle)
+        if tags is not None:
+            tags[:] = [tag for step, tag in enumerate(tags) if step not in idle]

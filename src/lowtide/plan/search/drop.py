@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import numpy as np
 
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.plan.search.draft import Draft, Facts, useless
+from lowtide.plan.search.draft import Draft, Facts, strip
 from lowtide.plan.search.pricer import Pricer
-from lowtide.plan.search.survey import Rerun, Survey
+from lowtide.plan.search.survey import Gap, Rerun, Survey
 
 # Inputs of at most this share of the dropped value may be kept for its recomputation instead of being remade.
 _SMALL = 0.5
@@ -26,7 +25,7 @@ class Taste:
     """
 
     area: bool = True
-    noise: random.Random | None = None
+    noise: np.random.Generator | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +47,35 @@ def descend(facts: Facts, pricer: Pricer, draft: Draft, limit: float, taste: Tas
     longest = 8 * len(facts.reads) + 100
     best, best_peak, stalled = draft, float("inf"), 0
     while True:
-        survey = Survey(facts, pricer, draft, limit)
-        peak = survey.events.peak
+        draft, events = strip(pricer, draft)
+        peak = events.peak
         stalled += 1
         if peak < best_peak:
             best, best_peak, stalled = draft, peak, 0
         if peak <= limit or stalled > patience or len(draft.steps) > longest:
             return best, best_peak
-        drop = _best_drop(survey, taste)
+        drop = _best_drop(Survey(facts, draft, events, limit), taste)
         if drop is None:
             return best, best_peak
         draft = draft.insert([(drop.before, drop.ops)])
-        idle = useless(facts, draft)
-        draft = draft.remove(idle) if idle else draft
 
 
 def _best_drop(survey: Survey, taste: Taste) -> _Drop | None:
-    """Return the drop with the best score at the worst step; ties go to larger values, then to smaller ids."""
-    facts = survey.facts
-    scorer = _Scorer(survey, int(np.argmax(survey.events.during)), taste.area)
-    gaps = [gap for gap in survey.gaps_over(scorer.worst) if _may_drop(facts, gap[0])]
-    gaps.sort(key=lambda gap: (-facts.bytes[gap[0]], gap))
+    """Return the drop with the best score at the worst step; ties go to the earlier gap."""
+    worst = int(np.argmax(survey.events.during))
+    scorer = _Scorer(survey, worst, taste.area)
+    gaps, hopes = survey.gaps_over(worst, area=taste.area)
+    factors = np.ones(len(gaps)) if taste.noise is None else np.exp(taste.noise.uniform(-0.5, 0.5, len(gaps)))
+    hopes = hopes * factors
     best: _Drop | None = None
-    for gap in gaps:
-        factor = taste.noise.uniform(0.6, 1.67) if taste.noise else 1.0
-        drop = scorer.drop(gap, best.score / factor if best else 0.0)
+    for index in np.argsort(-hopes, kind="stable").tolist():
+        if best is not None and hopes[index] <= best.score:
+            break
+        factor = float(factors[index])
+        drop = scorer.drop(gaps[index], best.score / factor if best else 0.0)
         if drop is not None and (best is None or drop.score * factor > best.score):
             best = _Drop(drop.score * factor, drop.before, drop.ops)
     return best
-
-
-def _may_drop(facts: Facts, value: ValueId) -> bool:
-    return facts.bytes[value] > 0 and not facts.lasting[value] and not facts.held[value]
 
 
 class _Scorer:
@@ -87,10 +83,8 @@ class _Scorer:
 
     def __init__(self, survey: Survey, worst: int, area: bool) -> None:
         self.survey, self.worst, self.area = survey, worst, area
-        # Free recomputation would win against everything, so a step is never cheaper than a sliver of the average op.
-        self._sliver = 1e-6 * sum(survey.facts.seconds) / max(1, len(survey.facts.seconds)) + 1e-30
 
-    def drop(self, gap: tuple[ValueId, int, int], at_least: float) -> _Drop | None:
+    def drop(self, gap: Gap, at_least: float) -> _Drop | None:
         """Return the better of remaking everything that `gap`'s value needs and keeping the small part of it."""
         best = self._drop(gap, 0.0, at_least)
         if best is not None and len(best.ops) == 1:
@@ -99,26 +93,32 @@ class _Scorer:
         other = self._drop(gap, small, max(at_least, best.score if best else 0.0))
         return other or best
 
-    def _drop(self, gap: tuple[ValueId, int, int], small: float, at_least: float) -> _Drop | None:
+    def _drop(self, gap: Gap, small: float, at_least: float) -> _Drop | None:
         survey, facts = self.survey, self.survey.facts
         value, last, before = gap
         op = facts.producer[value]
-        most = sum(self._relief(last, before, facts.bytes[v]) for v in facts.writes[op])
         rebate = self._rebate(op, last)
-        max_seconds = most / at_least + rebate if at_least > 0 else float("inf")
+        max_seconds = self._most(op, gap) / at_least + rebate if at_least > 0 else float("inf")
         rerun = survey.rerun(op, before, small=small, max_seconds=max_seconds)
         if rerun is None:
             return None
         relief = self._net_relief(rerun, before)
         if relief <= 0:
             return None
-        score = relief / (max(0.0, rerun.seconds - rebate) + self._sliver)
+        score = relief / (max(0.0, rerun.seconds - rebate) + facts.sliver)
         return _Drop(score, before, rerun.ops) if score > at_least else None
+
+    def _most(self, op: OpId, gap: Gap) -> float:
+        """Return the relief of running `op` again if it adds nothing."""
+        facts, (_, last, before) = self.survey.facts, gap
+        if len(facts.writes[op]) == 1:
+            return self._relief(last, before, facts.bytes[gap[0]])
+        return sum(self._relief(self.survey.near(v, before).last, before, facts.bytes[v]) for v in facts.writes[op])
 
     def _rebate(self, op: OpId, last: int) -> float:
         """Return the seconds saved because a repeated run that nothing read before the gap is no longer needed."""
         facts = self.survey.facts
-        moved = last in self.survey.repeats and self.survey.draft.steps[last] == op and len(facts.writes[op]) == 1
+        moved = self.survey.again[last] and self.survey.draft.steps[last] == op and len(facts.writes[op]) == 1
         return facts.seconds[op] if moved else 0.0
 
     def _relief(self, last: int, before: int, size: int) -> float:

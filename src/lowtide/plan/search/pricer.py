@@ -20,6 +20,9 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+# Pricing an empty schedule takes about as long as this many steps of a long one.
+_FIXED_WORK = 500
+
 
 @dataclass(frozen=True, slots=True)
 class Events:
@@ -31,6 +34,8 @@ class Events:
         write: Whether it is a write.
         during: Bytes alive while each step runs.
         after: Bytes alive after each step.
+        again: Whether each step is a repeated run.
+        useful: Whether something that each step writes is read before it is written again.
         peak: Largest entry of `during`.
     """
 
@@ -39,6 +44,8 @@ class Events:
     write: Bools
     during: Floats
     after: Floats
+    again: Bools
+    useful: Bools
     peak: float
 
 
@@ -68,7 +75,7 @@ class Pricer:
     """Prices schedules of one graph.
 
     Attributes:
-        work: Number of steps priced so far: a measure of effort that, unlike time, is the same in every run.
+        work: Effort so far, in steps priced: unlike time, it is the same in every run.
     """
 
     def __init__(self, graph: Graph, costs: Costs) -> None:
@@ -96,7 +103,7 @@ class Pricer:
         """Return the events and bytes of the schedule that runs `order`, whose first `split` steps are forward."""
         steps = np.array(order, dtype=np.int64)
         length = len(steps)
-        self.work += length
+        self.work += length + _FIXED_WORK
         shift = max(1, length.bit_length())
         rows, first, last = self._runs(steps)
         read_value, read_step = self._reads.gather(rows)
@@ -121,7 +128,10 @@ class Pricer:
             self._keep_states(first, last, born, freed)
         alive = np.cumsum(born - freed)
         during = alive + freed + extra
-        return Events(value, step, write, during, alive, float(during.max()) if length else 0.0)
+        useful = np.zeros(length, dtype=np.bool_)
+        useful[step[starts[ends > starts]]] = True
+        peak = float(during.max()) if length else 0.0
+        return Events(value, step, write, during, alive, rows >= self.num_ops, useful, peak)
 
     def _runs(self, steps: Ints) -> tuple[Ints, Ints, Ints]:
         """Return the table row of every step, and for every op its first and last step (-1 if it does not run)."""

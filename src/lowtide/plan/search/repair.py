@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
+import numpy as np
 
-from lowtide.plan.search.draft import Draft, Facts, useless
+from lowtide.plan.search.draft import Draft, Facts
 from lowtide.plan.search.drop import Taste, descend
 from lowtide.plan.search.pricer import Pricer
 from lowtide.plan.search.tidy import tidy
@@ -14,7 +14,7 @@ _SHARES = (0.05, 0.1, 0.2, 0.4)
 _HOPELESS = 1.02
 
 
-def improve(facts: Facts, pricer: Pricer, draft: Draft, limit: int, *, rng: random.Random, work: int) -> Draft:
+def improve(facts: Facts, pricer: Pricer, draft: Draft, limit: int, *, rng: np.random.Generator, work: int) -> Draft:
     """Return a draft within `limit` that is no slower than `draft`, after pricing about `work` steps."""
     best, best_seconds = draft, facts.total_seconds(draft)
     until = pricer.work + work
@@ -23,7 +23,6 @@ def improve(facts: Facts, pricer: Pricer, draft: Draft, limit: int, *, rng: rand
         if not repeats:
             break
         broken = best.remove(_choose(repeats, rng))
-        broken = broken.remove(useless(facts, broken))
         taste = Taste(area=rng.random() < 0.5, noise=rng)
         mended, peak = descend(facts, pricer, broken, limit, taste)
         if peak > limit or facts.total_seconds(mended) > _HOPELESS * best_seconds:
@@ -35,12 +34,12 @@ def improve(facts: Facts, pricer: Pricer, draft: Draft, limit: int, *, rng: rand
     return best
 
 
-def _choose(repeats: list[int], rng: random.Random) -> set[int]:
+def _choose(repeats: list[int], rng: np.random.Generator) -> set[int]:
     """Return some of the repeated runs: neighbours in time, or any."""
-    share = rng.choice(_SHARES)
+    share = float(rng.choice(_SHARES))
     if rng.random() < 0.5:
         width = max(2, int(share * len(repeats)))
-        start = rng.randrange(-width + 1, len(repeats))
+        start = int(rng.integers(1 - width, len(repeats)))
         return set(repeats[max(0, start) : start + width])
-    chosen = {step for step in repeats if rng.random() < share}
-    return chosen or {rng.choice(repeats)}
+    chosen = {step for step, draw in zip(repeats, rng.random(len(repeats)).tolist(), strict=True) if draw < share}
+    return chosen or {repeats[int(rng.integers(len(repeats)))]}

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lowtide.graph.ir import OpId, ValueId
 from lowtide.plan.search.draft import Draft, Facts
-from lowtide.plan.search.pricer import Pricer
+from lowtide.plan.search.pricer import Events, Floats
+
+
+class Gap(NamedTuple):
+    """A stretch of a value's life without a use: after step `last`, until step `before` reads it."""
+
+    value: ValueId
+    last: int
+    before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +41,19 @@ class Rerun:
 class Survey:
     """Answers about one draft under one limit; never changes."""
 
-    def __init__(self, facts: Facts, pricer: Pricer, draft: Draft, limit: float) -> None:
-        self.facts, self.draft, self.limit = facts, draft, limit
-        self.repeats = frozenset(draft.repeats())
-        self.events = events = pricer.events(draft.steps, draft.split)
+    def __init__(self, facts: Facts, draft: Draft, events: Events, limit: float) -> None:
+        self.facts, self.draft, self.events, self.limit = facts, draft, events, limit
+        self.again: list[bool] = events.again.tolist()
         self.during: list[float] = events.during.tolist()
         self.after: list[float] = events.after.tolist()
         self._step: list[int] = events.step.tolist()
         self._write: list[bool] = events.write.tolist()
         self._start: list[int] = np.searchsorted(events.value, np.arange(len(facts.bytes) + 1)).tolist()
         excess = np.maximum(events.during - limit, 0.0)
-        self._excess: list[float] = np.concatenate(([0.0], np.cumsum(excess))).tolist()
-        self._over: list[int] = np.concatenate(([0], np.cumsum(excess > 0))).tolist()
+        self._excess_sum = np.concatenate(([0.0], np.cumsum(excess)))
+        self._over_sum = np.concatenate(([0], np.cumsum(excess > 0)))
+        self._excess: list[float] = self._excess_sum.tolist()
+        self._over: list[int] = self._over_sum.tolist()
         self._maxima = [events.during]
         width = 1
         while 2 * width <= len(draft.steps):
@@ -77,15 +86,28 @@ class Survey:
             return 0.0
         return min(self._excess[stop] - self._excess[start], size * self.steps_over(start, stop))
 
-    def gaps_over(self, step: int) -> Iterable[tuple[ValueId, int, int]]:
-        """Return the values alive at `step` but not used there, with their last use before and first use after it."""
-        events = self.events
+    def gaps_over(self, step: int, *, area: bool) -> tuple[list[Gap], Floats]:
+        """Return the gaps of droppable values at `step`, and an optimistic score of each.
+
+        A gap lies between two uses of a value that is alive at `step` but not used there. The score takes running the
+        value's op again to need nothing else: relief in all steps (`area`) or at `step`, per second.
+        """
+        events, facts = self.events, self.facts
         spans = (events.value[:-1] == events.value[1:]) & ~events.write[1:]
         spans &= (events.step[:-1] < step) & (events.step[1:] > step)
         where = np.flatnonzero(spans)
-        return zip(
-            events.value[where].tolist(), events.step[where].tolist(), events.step[where + 1].tolist(), strict=True
-        )
+        where = where[facts.droppable[events.value[where]]]
+        value, last, before = events.value[where], events.step[where], events.step[where + 1]
+        size = facts.rerun_bytes[value]
+        if area:
+            most = self._excess_sum[before] - self._excess_sum[last + 1]
+            relief = np.minimum(most, size * (self._over_sum[before] - self._over_sum[last + 1]))
+        else:
+            relief = np.minimum(size, self.during[step] - self.limit)
+        moved = events.write[where] & events.again[last]
+        score = relief / (np.where(moved, 0.0, facts.rerun_seconds[value]) + facts.sliver)
+        gaps = [Gap(*gap) for gap in zip(value.tolist(), last.tolist(), before.tolist(), strict=True)]
+        return gaps, score
 
     def rerun(self, op: OpId, before: int, *, small: float, max_seconds: float) -> Rerun | None:
         """Return what running `op` again before step `before` takes, or None if it takes more than `max_seconds`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.plan.search.draft import Draft, Facts, useless
+from lowtide.plan.search.draft import Draft, Facts, strip
 from lowtide.plan.search.pricer import Pricer
 from lowtide.plan.search.survey import Survey
 
@@ -17,24 +17,22 @@ def tidy(facts: Facts, pricer: Pricer, draft: Draft, limit: float) -> Draft:
 
 
 def _one_pass(facts: Facts, pricer: Pricer, draft: Draft, limit: float) -> Draft:
-    draft = draft.remove(useless(facts, draft))
-    survey = Survey(facts, pricer, draft, limit)
-    # Steps move when others go, so runs are tracked by a tag: their place at the start of the pass.
+    draft, events = strip(pricer, draft)
+    survey = Survey(facts, draft, events, limit)
+    # Steps move when others go, so each is known by a tag: its place at the start of the pass.
     tags = list(range(len(draft.steps)))
-    place = {tag: tag for tag in tags}
-    for tag in sorted(draft.repeats(), key=lambda step: (-facts.seconds[draft.steps[step]], step)):
-        if tag not in place or not _plausible(survey, place[tag]):
+    place = dict(zip(tags, tags, strict=True))
+    price = [facts.seconds[op] for op in draft.steps]
+    for tag in sorted(draft.repeats(), key=lambda step: (-price[step], step)):
+        step = place.get(tag, -1)
+        if step < 0 or not _plausible(survey, step):
             continue
-        trial = draft.remove({place[tag]})
-        idle = useless(facts, trial)
-        trial = trial.remove(idle) if idle else trial
-        if pricer.events(trial.steps, trial.split).peak > limit:
-            continue
-        draft = trial
-        del tags[place[tag]]
-        tags = [kept for index, kept in enumerate(tags) if index not in idle]
-        place = {kept: index for index, kept in enumerate(tags)}
-        survey = Survey(facts, pricer, draft, limit)
+        left = tags[:step] + tags[step + 1 :]
+        trial, events = strip(pricer, draft.remove({step}), left)
+        if events.peak <= limit:
+            draft, tags = trial, left
+            place = {kept: index for index, kept in enumerate(tags)}
+            survey = Survey(facts, draft, events, limit)
     return draft
 
 
@@ -46,7 +44,7 @@ def _plausible(survey: Survey, step: int) -> bool:
     facts, steps = survey.facts, survey.draft.steps
     op = steps[step]
     start = step
-    while start - 1 in survey.repeats:
+    while start and survey.again[start - 1]:
         start -= 1
     ending = sum(facts.bytes[value] for value in facts.reads[op] if survey.near(value, step + 1).next_read < 0)
     for value in facts.writes[op]:
