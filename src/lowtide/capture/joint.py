@@ -13,6 +13,7 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from lowtide import device as devices
 from lowtide.capture import pins
 from lowtide.capture.alias import storage_bytes, storage_key, tensors_in, view_base
+from lowtide.capture.normalise import normalise
 from lowtide.capture.program import Program, is_getitem, is_tangent, output_node
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
@@ -22,15 +23,15 @@ _ROOT = re.compile(r"^L\['\w+'\](?:\.__closure__\[\d+\]\.cell_contents)?\.?")
 
 
 def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters: Sequence[int]) -> Program:
-    """Return the `Program` of a joint graph, which it takes over: batch norm's backward is simplified in place.
+    """Return the `Program` of a joint graph, which it takes over and normalises in place.
 
     Args:
         module: The joint graph; every node carries its fake tensor in `meta["val"]`.
         num_forward_outputs: How many of its outputs belong to forward.
         parameters: Positions of the inputs that live as long as the model.
     """
-    pins.forget_running_statistics(module)
     _refuse_symbols(module)
+    normalise(module)
     return _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
 
 

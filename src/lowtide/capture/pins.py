@@ -69,13 +69,3 @@ def replay_call(node: fx.Node) -> Call | None:
 def first_run_only(node: fx.Node) -> tuple[int, ...]:
     """Return the positions of results that a recomputation of `node` does not give."""
     return (3, 4) if replay_call(node) is not None else ()
-
-
-def forget_running_statistics(module: fx.GraphModule) -> None:
-    """Drop the running statistics from the arguments of training-mode batch normalisation's backward, in place.
-
-    The kernel ignores them in training mode; as arguments they would only keep the changed buffers for backward.
-    """
-    for node in module.graph.find_nodes(op="call_function", target=aten.native_batch_norm_backward.default):
-        if node.args[7] is True:
-            node.args = (*node.args[:3], None, None, *node.args[5:])

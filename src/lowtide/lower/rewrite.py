@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.program import Program, is_getitem
 from lowtide.graph.ir import OpId, ValueId
@@ -133,7 +135,7 @@ class _Emitter:
     def _emit_first(self, op: OpId, node: fx.Node) -> fx.Node:
         if self.program.graph.ops[op].random and op in self._repeated:
             state = self.graph.call_function(take_rng_state, (self.program.device,), name=f"{node.name}_state")
-            state.meta["val"] = _fake_state(self.program, node)
+            state.meta["val"] = _fake_state(self.program)
             self.states[op] = state
         args, kwargs = self._arguments(node.args, node.kwargs)
         return self._copy(node, node.target, args, kwargs, again=False)
@@ -240,13 +242,14 @@ def _unchecked(node: fx.Node) -> fx.Node:
     return node
 
 
-def _fake_state(program: Program, node: fx.Node) -> torch.Tensor:
-    mode = next(
-        n.meta["val"].fake_mode for n in program.module.graph.nodes if hasattr(n.meta.get("val"), "fake_mode")
-    )
-    del node
+def _fake_state(program: Program) -> torch.Tensor:
+    """Return a fake tensor like a generator state."""
+    values = (node.meta.get("val") for node in program.module.graph.nodes)
+    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    with _disable_current_modes():
+        size = take_rng_state(program.device).numel()
     with mode:
-        return torch.empty(take_rng_state(program.device).numel(), dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8)
 
 
 def _descriptors(program: Program) -> list[Any]:

@@ -19,11 +19,13 @@ def take_rng_state(device: torch.device) -> torch.Tensor:
     return devices.get_rng_state(device)
 
 
-def replay_random(target: Callable[..., Any], state: torch.Tensor, device: torch.device, *args: Any, **kwargs: Any) -> Any:
+def replay_random(
+    target: Callable[..., Any], state: torch.Tensor, where: torch.device, /, *args: Any, **kwargs: Any
+) -> Any:
     """Return `target(*args, **kwargs)` run with the generator in `state`; the generator is left as it was."""
-    present = devices.get_rng_state(device)
-    devices.set_rng_state(state, device)
+    present = devices.get_rng_state(where)
+    devices.set_rng_state(state, where)
     try:
         return target(*args, **kwargs)
     finally:
-        devices.set_rng_state(present, device)
+        devices.set_rng_state(present, where)

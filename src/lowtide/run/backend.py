@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.joint import make_program
-from lowtide.errors import CaptureError, InvalidInputError
+from lowtide.errors import CaptureError, InvalidInputError, LowtideError
 from lowtide.lower.execute import boxed
 from lowtide.lower.rewrite import lower
 from lowtide.run.session import Session
@@ -51,13 +53,16 @@ def make_backend(session: Session, *, run: bool = True) -> Backend:
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         del joint_inputs
-        program = make_program(
-            joint, num_forward_outputs=num_fwd_outputs, parameters=static_lifetime_input_indices or ()
-        )
-        plan = session.plan(program)
+        with _own_errors():
+            program = make_program(
+                joint, num_forward_outputs=num_fwd_outputs, parameters=static_lifetime_input_indices or ()
+            )
+            # The compiler traces in fake mode; costs are measured on real tensors.
+            with _disable_current_modes():
+                plan = session.plan(program)
+            lowered = lower(program, plan.schedule)
         if not run:
             raise PlannedWithoutRunning
-        lowered = lower(program, plan.schedule)
         return lowered.forward, lowered.backward
 
     def backend(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -69,6 +74,17 @@ def make_backend(session: Session, *, run: bool = True) -> Backend:
             return module.forward
 
     return backend
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Turn every failure into an error of ours: the compiler takes some others as leave to run without a plan."""
+    try:
+        yield
+    except LowtideError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"Planning failed with {type(error).__name__}: {error}") from error
 
 
 def _check_inputs(inputs: Sequence[Any]) -> None:

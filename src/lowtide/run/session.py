@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import warnings
 
+from torch._dynamo.utils import counters
+
 from lowtide import device as devices
 from lowtide.capture.program import Program
 from lowtide.costs import resolve_costs
-from lowtide.errors import InfeasibleBudgetError, LowtideWarning, PlanFileError
+from lowtide.errors import CaptureError, InfeasibleBudgetError, LowtideWarning, PlanFileError
 from lowtide.graph.costs import Costs
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
@@ -24,22 +26,31 @@ class Session:
         self.settings = settings
         self.plans: list[Plan] = []
         self._calls_plans: list[Plan] = []
+        self._breaks = 0
 
     def begin_call(self) -> None:
         """Note that a call of the model begins: graphs handed over from now on run one after the other."""
         self._calls_plans = []
+        self._breaks = num_graph_breaks()
 
     def end_call(self) -> None:
-        """Tell the user if this call was captured in several graphs."""
-        if len(self._calls_plans) > 1:
-            warnings.warn(
-                f"The model was captured as {len(self._calls_plans)} graphs because Python code between them cannot be "
-                "traced (TORCH_LOGS=graph_breaks shows where). Each graph is planned by itself, with what the earlier "
-                "ones keep taken off its budget; the peak of the whole step is not guaranteed.",
-                LowtideWarning,
-                stacklevel=3,
-            )
+        """Tell the user if parts of this call are planned by themselves or not at all."""
+        graphs, breaks = len(self._calls_plans), num_graph_breaks() - self._breaks
         self._calls_plans = []
+        if not self.plans:
+            raise CaptureError(
+                "Nothing of this call could be captured, so it would train without a budget: Python code in the model "
+                "cannot be traced (TORCH_LOGS=graph_breaks shows where), or nothing it computes needs a gradient."
+            )
+        if graphs > 1 or breaks:
+            warnings.warn(
+                f"The model was captured as {graphs} graphs because Python code between them cannot be traced "
+                "(TORCH_LOGS=graph_breaks shows where). Each graph is planned by itself, with what the earlier ones "
+                "keep taken off its budget, and code outside of them runs unplanned: the peak of the whole step is not "
+                "guaranteed.",
+                LowtideWarning,
+                stacklevel=4,
+            )
 
     def plan(self, program: Program) -> Plan:
         """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""
@@ -94,3 +105,7 @@ class Session:
     def _held_bytes(self) -> int:
         return sum(plan.saved_bytes for plan in self._calls_plans)
 
+
+def num_graph_breaks() -> int:
+    """Return how often the compiler has given up tracing in this process so far."""
+    return sum(counters["graph_break"].values())

@@ -12,7 +12,6 @@ from lowtide.errors import InvalidBudgetError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.plan import registry
 from lowtide.plan.base import AbstractPlanner
-from lowtide.plan.files import load_plan
 from lowtide.plan.result import Plan
 from lowtide.units import Budget, parse_budget
 
@@ -54,7 +53,7 @@ class Settings:
             budget=None if budget is None else parse_budget(budget),
             planner=planner if isinstance(planner, AbstractPlanner) else registry.get(planner),
             costs=costs,
-            plan=load_plan(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
+            plan=Plan.load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
         )
 
     @staticmethod

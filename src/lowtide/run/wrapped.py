@@ -56,7 +56,7 @@ class Wrapped:
                 raise ours from None
             self._explain_devices(args, kwargs)
             raise
-        if len(self.session.plans) > num_plans:
+        if len(self.session.plans) > num_plans or not num_plans:
             self.session.end_call()
             self._watch_limit()
         _guard_backward(result)
