@@ -73,7 +73,7 @@ class CostCache:
             for signature, cost in costs.items()
         }
         # Another process may have written since this one read; its figures are kept.
-        merged = {**self._read(), **fresh}
+        merged = {**self._ops, **self._read(), **fresh}
         self._ops = dict(list(merged.items())[-_MAX_OPS:])
         self._write()
 

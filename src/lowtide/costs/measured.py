@@ -25,18 +25,19 @@ from lowtide.errors import LowtideWarning
 from lowtide.graph.costs import Costs
 from lowtide.measure import run_with_peak
 
-# A quick op is timed until it has run for _ENOUGH_SECONDS; any op _FEW times unless that takes _LONG_SECONDS.
-_ENOUGH_SECONDS = 0.01
-_LONG_SECONDS = 0.1
-_FEW, _MANY = 5, 50
+# An op is timed for _ENOUGH_SECONDS (less if there are many ops), and up to _PATIENCE times as long until its two
+# shortest times agree, which on a busy machine they may not do soon.
+_ENOUGH_SECONDS, _ALL_SECONDS = 0.01, 2.0
+_PATIENCE = 5
+_MANY = 50
 
 
 def measure_costs(program: Calls, *, progress: Progress = silent, cache: bool = True) -> Costs:
     """Return the measured costs of every op of `program`.
 
-    Ops are run one at a time on made-up data, each distinct one once for warm-up, once for memory and a few times for
-    time. The user's random numbers, gradients and modes are left alone. Where a recomputation calls something else
-    than the first run, the larger workspace counts.
+    Ops are run one at a time on made-up data, each distinct one a few times; the shortest time counts. The user's
+    random numbers, gradients and modes are left alone. Where a recomputation calls something else than the first run,
+    the larger workspace counts.
 
     Args:
         program: The captured program.
@@ -108,26 +109,31 @@ def _measure_all(
     failures: dict[str, str],
     stop: Event,
 ) -> None:
+    enough = min(_ENOUGH_SECONDS, _ALL_SECONDS / len(calls))
     for number, (key, call) in enumerate(calls.items(), start=1):
         if stop.is_set():
             return
         progress(f"measuring op {number} of {len(calls)}: {target_name(call[0])}")
         try:
-            found[key] = _measure(call, device)
+            found[key] = _measure(call, device, enough)
         except Exception as error:  # An op run out of its context may raise anything; each failure is reported.
             failures[key] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 @torch.no_grad()
-def _measure(call: Call, device: torch.device) -> OpCost:
+def _measure(call: Call, device: torch.device, enough: float) -> OpCost:
+    """Return the cost of one call, timed for `enough` seconds."""
     target, args, kwargs = materialize(call)
 
     def run() -> Any:
         return target(*args, **kwargs)
 
-    run()
+    times = [_seconds(run, device)]
     workspace_bytes = _workspace_bytes(run, (args, kwargs), device)
-    return OpCost(_seconds(run, device), workspace_bytes)
+    while len(times) < _MANY and sum(times) < (enough if _agree(times) else _PATIENCE * enough):
+        times.append(_seconds(run, device))
+    # Whatever else the machine does only adds time.
+    return OpCost(min(times), workspace_bytes)
 
 
 def _workspace_bytes(run: Callable[[], Any], inputs: Any, device: torch.device) -> int:
@@ -144,17 +150,17 @@ def _workspace_bytes(run: Callable[[], Any], inputs: Any, device: torch.device) 
 
 
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:
-    times: list[float] = []
-    while len(times) < _MANY:
-        devices.synchronize(device)
-        start = time.perf_counter()
-        run()
-        devices.synchronize(device)
-        times.append(time.perf_counter() - start)
-        if sum(times) >= (_LONG_SECONDS if len(times) < _FEW else _ENOUGH_SECONDS):
-            break
-    # Whatever else the machine does only adds time.
-    return min(times)
+    devices.synchronize(device)
+    start = time.perf_counter()
+    run()
+    devices.synchronize(device)
+    return time.perf_counter() - start
+
+
+def _agree(times: list[float]) -> bool:
+    """Whether the two shortest of at least three times are about the same."""
+    shortest, second = sorted(times)[:2] if len(times) > 2 else (0.0, 1.0)
+    return second <= 1.3 * shortest
 
 
 def _warn(failures: dict[str, str], calls: dict[str, Call]) -> None:
