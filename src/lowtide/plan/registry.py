@@ -7,6 +7,7 @@ import difflib
 from lowtide.errors import InvalidOptionError, UnknownPlannerError
 from lowtide.plan.auto import Auto
 from lowtide.plan.base import AbstractPlanner
+from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
 from lowtide.plan.planners.drop_cheap import DropCheap
 from lowtide.plan.planners.greedy import Greedy
@@ -21,6 +22,7 @@ _PLANNERS: dict[str, AbstractPlanner] = {
     "chen_sqrt": _CHEN_SQRT,
     "drop_cheap": _DROP_CHEAP,
     "greedy": _GREEDY,
+    "brute_force": BruteForce(),
 }
 
 
