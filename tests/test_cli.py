@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lowtide.cli import demo, main
+from lowtide.report.picture import Course, Panel
+from lowtide.testing.models import SMALL, gpt
 
 
 def test_demo_shows_equal_results_and_writes_picture_and_plans(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    arguments = ["demo", "--size", "tiny", "--steps", "3", "--budget", "80%", "--out", str(tmp_path)]
+    arguments = ["demo", "--size", "tiny", "--steps", "3", "--out", str(tmp_path)]
     code = main(arguments)
     printed = capsys.readouterr().out
     assert code == 0, printed
@@ -24,9 +28,21 @@ def test_demo_shows_equal_results_and_writes_picture_and_plans(tmp_path: Path, c
     assert "--force" in capsys.readouterr().err
 
 
+def test_demo_notices_a_difference_in_the_last_bit() -> None:
+    model, args, kwargs = gpt(**SMALL["gpt"])
+    same, other = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        weight = other.norm.weight
+        weight[0] = torch.nextafter(weight[0], torch.tensor(2.0))
+    runners = [demo.Runner.make(each, (args, kwargs)) for each in (model, same, copy.deepcopy(model), other)]
+    assert demo.train_both(*runners[:2], steps=2)[0]
+    assert not demo.train_both(*runners[2:], steps=2)[0]
+
+
 def test_demo_fails_when_results_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "train_both", lambda plain, planned, steps: (planned.train(0) is None, 1.0))
-    assert main(["demo", "--size", "tiny", "--budget", "100%", "--out", str(tmp_path)]) == 1
+    panel = Panel("nothing", [Course("plain", [(0.0, 1), (1.0, 2)])])
+    monkeypatch.setattr(demo, "compare", lambda name, options: (panel, name == "gpt"))
+    assert main(["demo", "--out", str(tmp_path)]) == 1
 
 
 def test_infeasible_budget_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -22,13 +22,16 @@ import lowtide
 from lowtide.errors import InvalidBudgetError
 from lowtide.measure import memory_timeline
 from lowtide.report.picture import Course, Panel, can_draw, draw
-from lowtide.testing.models import MODELS, SMALL, loss_of, new_batch
+from lowtide.testing.models import MODELS, loss_of, new_batch
 from lowtide.units import format_bytes, parse_budget
 
 NAMES = {"gpt": "GPT", "unet": "U-Net"}
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "small": {"gpt": {"layers": 6, "dim": 128, "heads": 4, "tokens": 192}, "unet": {}},
-    "tiny": {name: SMALL[name] for name in NAMES},
+    "tiny": {
+        "gpt": {"layers": 2, "dim": 32, "heads": 2, "tokens": 64, "vocab": 64},
+        "unet": {"levels": 3, "width": 4, "size": 64},
+    },
 }
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]

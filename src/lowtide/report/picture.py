@@ -74,7 +74,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         xlabel="time in the step (ms, with the profiler on)",
         ylabel="memory above the start (MiB)",
         xlim=(0, None),
-        ylim=(0, 1.42 * top),
+        ylim=(0, 1.65 * top),
     )
     axes.legend(loc="upper left", fontsize="small", framealpha=0.9)
     axes.grid(alpha=0.25)
