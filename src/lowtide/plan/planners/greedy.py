@@ -28,11 +28,12 @@ from lowtide.plan.problem import Problem
 from lowtide.plan.search.draft import Draft, Facts
 from lowtide.plan.search.drop import Taste, descend
 from lowtide.plan.search.pricer import Pricer
-from lowtide.plan.search.repair import improve
+from lowtide.plan.search.repair import improve, lower
 from lowtide.plan.search.tidy import tidy
 
 _SEED = 20160421
 _STRIDES = (0.9, 0.97, 0.99)
+_FLOOR_WORK = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,7 @@ class Greedy(AbstractPlanner):
         effort: Steps to price while repairing, in millions; 0 skips the repairs.
     """
 
-    effort: float = 8.0
+    effort: float = 4.0
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -61,7 +62,7 @@ class Greedy(AbstractPlanner):
         found = _starts(facts, pricer, start, limit)
         if not found:
             progress("greedy: descending as low as possible")
-            lowest, peak = _lowest(facts, pricer, start)
+            lowest, peak = _lowest(facts, pricer, start, limit)
             if peak > limit:
                 return Proposal(lowest.schedule())
             found = [tidy(facts, pricer, lowest, limit)]
@@ -82,16 +83,19 @@ def _starts(facts: Facts, pricer: Pricer, start: Draft, limit: int) -> list[Draf
     return found
 
 
-def _lowest(facts: Facts, pricer: Pricer, start: Draft) -> tuple[Draft, float]:
+def _lowest(facts: Facts, pricer: Pricer, start: Draft, enough: int) -> tuple[Draft, float]:
     """Return a draft with the least peak that descents in ever smaller strides find, and that peak.
 
-    Nothing here depends on the budget: a later call with this peak as its budget finds this draft again.
+    They end early at a peak of at most `enough`, but nothing else depends on the budget: a later call with the least
+    peak as its budget takes the same road to the same draft.
     """
     best, best_peak = start, pricer.events(start.steps, start.split).peak
     for stride in _STRIDES:
-        while True:
+        while best_peak > enough:
             draft, peak = descend(facts, pricer, best, stride * best_peak, Taste())
             if peak >= best_peak:
                 break
             best, best_peak = tidy(facts, pricer, draft, peak), peak
-    return best, pricer.events(best.steps, best.split).peak
+    if best_peak <= enough:
+        return best, best_peak
+    return lower(facts, pricer, best, enough=enough, rng=np.random.default_rng(_SEED), work=_FLOOR_WORK)

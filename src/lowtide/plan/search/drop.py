@@ -22,10 +22,12 @@ class Taste:
     Attributes:
         area: Whether relief counts bytes over the limit at every step, or only at the worst one.
         noise: Source of random factors on the scores, or None for none.
+        daring: How high a recomputation may go, as a multiple of the worst step; above 1, a later drop must mend it.
     """
 
     area: bool = True
     noise: np.random.Generator | None = None
+    daring: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def descend(facts: Facts, pricer: Pricer, draft: Draft, limit: float, taste: Tas
 def _best_drop(survey: Survey, taste: Taste) -> _Drop | None:
     """Return the drop with the best score at the worst step; ties go to the earlier gap."""
     worst = int(np.argmax(survey.events.during))
-    scorer = _Scorer(survey, worst, taste.area)
+    scorer = _Scorer(survey, worst, taste)
     gaps, hopes = survey.gaps_over(worst, area=taste.area)
     factors = np.ones(len(gaps)) if taste.noise is None else np.exp(taste.noise.uniform(-0.5, 0.5, len(gaps)))
     hopes = hopes * factors
@@ -81,8 +83,9 @@ def _best_drop(survey: Survey, taste: Taste) -> _Drop | None:
 class _Scorer:
     """Scores drops in one draft at its worst step."""
 
-    def __init__(self, survey: Survey, worst: int, area: bool) -> None:
-        self.survey, self.worst, self.area = survey, worst, area
+    def __init__(self, survey: Survey, worst: int, taste: Taste) -> None:
+        self.survey, self.worst, self.area = survey, worst, taste.area
+        self.ceiling = survey.during[worst] * taste.daring
 
     def drop(self, gap: Gap, at_least: float) -> _Drop | None:
         """Return the better of remaking everything that `gap`'s value needs and keeping the small part of it."""
@@ -146,7 +149,7 @@ class _Scorer:
             elif last < self.worst:
                 relief -= facts.bytes[value]
         peak = survey.transient(rerun, staying, alive)
-        if peak >= survey.during[self.worst]:
+        if peak >= self.ceiling:
             return 0.0
-        over = max(0.0, peak - survey.limit)
+        over = max(0.0, min(peak, survey.during[self.worst]) - survey.limit)
         return relief - over * (len(rerun.ops) if self.area else 0.25)
