@@ -151,3 +151,21 @@ def ops(dtype):
         call(aten.copy_.default, square, one(50, 50)),
         call(aten.full.default, [10, 10], 1.0),
     ]
+
+
+def mixed_ops():
+    """Return calls as the fake kernels describe them for half-precision inputs and full-precision weights."""
+    half = torch.bfloat16
+    x, rows, channels, width = picture(half), fake(6, 50, dtype=half), fake(8), fake(50)
+    saved = [fake(8, dtype=half)] * 2
+    return [
+        call(aten.native_batch_norm_backward.default, x, x, channels, None, None, *saved, True, 1e-5, [True] * 3),
+        call(
+            aten.native_layer_norm_backward.default,
+            *(rows, rows, [50], *[fake(6, 1, dtype=half)] * 2, width, width, [True] * 3),
+        ),
+        call(
+            aten.native_group_norm_backward.default,
+            *(x, x, *[fake(2, 2, dtype=half)] * 2, channels, 2, 8, 256, 2, [True] * 3),
+        ),
+    ]

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from costs_helpers import CPU, FAKE, aten, call, fake, index, mask, ops, program
+from costs_helpers import CPU, FAKE, aten, call, fake, index, mask, mixed_ops, ops, program
 from lowtide.costs import measured, resolve_costs
 from lowtide.costs.materialize import materialize
 from lowtide.costs.op import signature, tensors_in
@@ -16,6 +16,7 @@ from lowtide.measure import measure_peak, run_with_peak
 MIB = 2**20
 OPS = [pytest.param(one, id=f"{one[0]}-{k}") for k, one in enumerate(ops(torch.float32))]
 OPS += [pytest.param(one, id=f"{one[0]}-bf16-{k}") for k, one in enumerate(ops(torch.bfloat16))]
+OPS += [pytest.param(one, id=f"{one[0]}-mixed-{k}") for k, one in enumerate(mixed_ops())]
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ def _fake_result(call: Call) -> Any:
     fakes = (tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, FakeTensor))
     mode = next((fake.fake_mode for fake in fakes), None) or FakeTensorMode()
     try:
-        with mode, torch.no_grad():
+        with mode, torch.no_grad(), torch._C._DisableAutocast():
             return target(*args, **kwargs)
     except Exception:  # What an op without a fake implementation raises is not specified.
         return None

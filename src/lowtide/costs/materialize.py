@@ -6,6 +6,7 @@ and roots; integers are zero, so they are indices into anything; booleans are mi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,14 @@ from lowtide.errors import MeasureError
 
 _BLOCK = 1 << 16
 
+# Positions of the weight and of the first of two saved statistics. With inputs of lower precision than the weight, as
+# under autocast, the CPU saves them in the weight's dtype; the fake kernels say the input's, which backward refuses.
+_STATISTICS: dict[Callable[..., Any], tuple[int, int]] = {
+    torch.ops.aten.native_batch_norm_backward.default: (2, 5),
+    torch.ops.aten.native_layer_norm_backward.default: (5, 3),
+    torch.ops.aten.native_group_norm_backward.default: (4, 2),
+}
+
 
 def materialize(call: Call) -> Call:
     """Return `call` with real tensors of the same shapes, strides, dtypes and devices.
@@ -23,7 +32,16 @@ def materialize(call: Call) -> Call:
     """
     made: dict[int, torch.Tensor] = {}
     target, args, kwargs = call
-    return target, _real(tuple(args), made), _real(dict(kwargs), made)
+    return target, _with_true_dtypes(target, _real(tuple(args), made)), _real(dict(kwargs), made)
+
+
+def _with_true_dtypes(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return `args` with the dtypes that a real step has where PyTorch's fake kernels are known to differ."""
+    weight, first = _STATISTICS.get(target, (0, 0))
+    if not first or args[weight] is None or args[weight].device.type != "cpu":
+        return args
+    saved = (None if one is None else one.to(args[weight].dtype) for one in args[first : first + 2])
+    return (*args[:first], *saved, *args[first + 2 :])
 
 
 def _real(arg: Any, made: dict[int, torch.Tensor]) -> Any:

@@ -31,6 +31,8 @@ _ENOUGH_SECONDS, _ALL_SECONDS = 0.01, 2.0
 _PATIENCE = 5
 _MANY = 50
 
+_FREE = OpCost(0.0, 0)
+
 
 def measure_costs(program: Calls, *, progress: Progress = silent, cache: bool = True) -> Costs:
     """Return the measured costs of every op of `program`.
@@ -44,11 +46,12 @@ def measure_costs(program: Calls, *, progress: Progress = silent, cache: bool = 
         progress: Is told what is being measured.
         cache: Whether to use and fill the cache on disk.
     """
-    firsts = [program.call(op) for op in range(len(program.graph.ops))]
-    replays = [program.replay_call(op) for op in range(len(program.graph.ops))]
-    calls = {signature(call): call for call in (*replays, *firsts) if call is not None}
+    ops = range(len(program.graph.ops))
+    calls: dict[str, Call] = {}
+    firsts = [_enter(program.call(op), calls) for op in ops]
+    replays = [_enter(program.replay_call(op), calls) for op in ops]
     table = _look_up(calls, program.device, progress, cache)
-    runs = [(_cost(table, first), _cost(table, replay)) for first, replay in zip(firsts, replays, strict=True)]
+    runs = [(table.get(first, _FREE), table.get(replay, _FREE)) for first, replay in zip(firsts, replays, strict=True)]
     return Costs(
         seconds=tuple(first.seconds for first, _ in runs),
         workspace_bytes=tuple(max(first.workspace_bytes, replay.workspace_bytes) for first, replay in runs),
@@ -56,8 +59,13 @@ def measure_costs(program: Calls, *, progress: Progress = silent, cache: bool = 
     )
 
 
-def _cost(table: dict[str, OpCost], call: Call | None) -> OpCost:
-    return OpCost(0.0, 0) if call is None else table[signature(call)]
+def _enter(call: Call | None, calls: dict[str, Call]) -> str:
+    """Return the signature of `call` after adding it to `calls`; that of an op which runs nothing is empty."""
+    if call is None:
+        return ""
+    key = signature(call)
+    calls.setdefault(key, call)
+    return key
 
 
 def _look_up(calls: dict[str, Call], device: torch.device, progress: Progress, cache: bool) -> dict[str, OpCost]:
