@@ -15,13 +15,13 @@ from itertools import accumulate
 from typing import TypeVar
 
 import torch
-from torch._C._profiler import _EventType, _ExperimentalConfig, _ProfilerEvent
-from torch.autograd import (
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy, _profiler_enabled
+from torch._C._profiler import (
     ProfilerConfig,
     ProfilerState,
-    _disable_profiler_legacy,
-    _enable_profiler_legacy,
-    _profiler_enabled,
+    _ExperimentalConfig,
+    _ExtraFields_Allocation,
+    _ProfilerEvent,
 )
 from torch.autograd.profiler import profile
 
@@ -139,6 +139,7 @@ def _walk(roots: list[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
 
 
 def _allocation(event: _ProfilerEvent, device_type: str) -> Allocation | None:
-    if event.tag != _EventType.Allocation or event.extra_fields.device.type != device_type:
+    fields = event.extra_fields
+    if not isinstance(fields, _ExtraFields_Allocation) or fields.device.type != device_type:
         return None
-    return Allocation(event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size)
+    return Allocation(event.start_time_ns, fields.ptr, fields.alloc_size)

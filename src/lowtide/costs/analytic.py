@@ -29,7 +29,7 @@ _ATTAINABLE_FLOPS = 0.6
 _ATTAINABLE_BANDWIDTH = 0.8
 
 # Ops that the flop counter lacks, and the one whose arguments and arithmetic are the same.
-_SAME_FLOPS = {
+_SAME_FLOPS: dict[Any, Any] = {
     aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
 }
