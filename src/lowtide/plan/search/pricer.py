@@ -117,7 +117,7 @@ class Pricer:
         step = plain & ((1 << shift) - 1)
         value = plain >> shift
         starts = np.flatnonzero(write)
-        ends = np.append(starts[1:], len(keys)) - 1
+        ends = np.append(starts, len(keys))[1:] - 1
         deaths = step[ends]
         self._hold(plain, shift, starts, deaths, (split, length))
         size = self._bytes[value[starts]]

@@ -17,21 +17,24 @@ _LOWER = 0.98
 
 
 def improve(facts: Facts, pricer: Pricer, draft: Draft, limit: int, *, rng: np.random.Generator, work: int) -> Draft:
-    """Return a draft within `limit` that is no slower than `draft`, after pricing about `work` steps."""
-    best, best_seconds = draft, facts.total_seconds(draft)
+    """Return a draft within `limit` that is no slower than `draft`, after pricing about `work` steps at most.
+
+    It ends early when many rounds have brought nothing.
+    """
+    best, best_seconds, idle = draft, facts.total_seconds(draft), 0
     until = pricer.work + work
     while pricer.work < until:
         repeats = best.repeats()
-        if not repeats:
+        if not repeats or idle > _patience(repeats):
             break
-        broken = best.remove(_choose(repeats, rng))
-        taste = Taste(area=rng.random() < 0.5, noise=rng, daring=float(rng.choice(_DARING)))
-        mended, peak = descend(facts, pricer, broken, limit, taste)
+        idle += 1
+        mended, peak = descend(facts, pricer, best.remove(_choose(repeats, rng)), limit, _disturbed(rng))
         if peak > limit or facts.total_seconds(mended) > _HOPELESS * best_seconds:
             continue
         mended = tidy(facts, pricer, mended, limit)
         seconds = facts.total_seconds(mended)
         if seconds <= best_seconds:
+            idle = 0 if seconds < best_seconds else idle
             best, best_seconds = mended, seconds
     return best
 
@@ -43,16 +46,26 @@ def lower(
 
     It ends early at a peak of at most `enough`; apart from that, the way there does not depend on `enough`.
     """
-    best, best_peak = draft, pricer.events(draft.steps, draft.split).peak
+    best, best_peak, idle = draft, pricer.events(draft.steps, draft.split).peak, 0
     until = pricer.work + work
     while pricer.work < until and best_peak > enough:
         repeats = best.repeats()
+        if idle > _patience(repeats):
+            break
+        idle += 1
         broken = best.remove(_choose(repeats, rng)) if repeats else best
-        taste = Taste(area=rng.random() < 0.5, noise=rng, daring=float(rng.choice(_DARING)))
-        mended, peak = descend(facts, pricer, broken, _LOWER * best_peak, taste)
+        mended, peak = descend(facts, pricer, broken, _LOWER * best_peak, _disturbed(rng))
         if peak < best_peak:
-            best, best_peak = tidy(facts, pricer, mended, peak), peak
+            best, best_peak, idle = tidy(facts, pricer, mended, peak), peak, 0
     return best, best_peak
+
+
+def _patience(repeats: list[int]) -> int:
+    return 60 + 10 * len(repeats)
+
+
+def _disturbed(rng: np.random.Generator) -> Taste:
+    return Taste(area=rng.random() < 0.5, noise=rng, daring=float(rng.choice(_DARING)))
 
 
 def _choose(repeats: list[int], rng: np.random.Generator) -> set[int]:
