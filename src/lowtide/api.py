@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from lowtide.errors import InvalidModelError
+from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.graph.costs import Costs
 from lowtide.plan.base import AbstractPlanner
 from lowtide.plan.result import Plan
@@ -99,7 +99,9 @@ def plan(
         costs: As for `wrap`.
     """
     if not callable(model) or isinstance(model, type):
-        raise InvalidModelError(f"{model!r} is a {type(model).__name__}, not an nn.Module or a function.")
+        raise InvalidModelError(f"{model!r} is a {type(model).__name__}; lowtide.plan takes an nn.Module or a function.")
+    if not isinstance(args, tuple | list):
+        raise InvalidInputError(f"args is a {type(args).__name__}; it must be a tuple of the call's arguments.")
     found = rehearse(model, args, kwargs or {}, Settings.make(budget=budget, planner=planner, costs=costs))
     return max(found, key=lambda plan: plan.baseline_peak_bytes)
 

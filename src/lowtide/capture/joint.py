@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,11 @@ from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-_ROOT = re.compile(r"^L\['\w+'\](?:\.__closure__\[\d+\]\.cell_contents)?\.?")
+_ROOT = re.compile(r"^[LG]\['\w+'\](?:\.__closure__\[\d+\]\.cell_contents|\.__self__)*\.?")
+_ITEM = re.compile(r"\.?(?:__dict__\['_modules'\]|_modules)\['(?P<name>[^']+)'\]")
+
+
+_SCATTERS = {"slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"}
 
 
 def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters: Sequence[int]) -> Program:
@@ -138,7 +143,9 @@ class _Folder:
         if not results:
             return (), ()
         if isinstance(node.meta["val"], torch.Tensor):
-            return (self._add_value(node, op_id, kind),), ()
+            value = self._add_value(node, op_id, kind)
+            self.values[value] = replace(self.values[value], bytes=self._result_bytes(node))
+            return (value,), ()
         outputs: dict[int, ValueId] = {}
         once: list[ValueId] = []
         for user in node.users:
@@ -177,6 +184,16 @@ class _Folder:
         self.value_of[node] = value
         return value
 
+    def _result_bytes(self, node: fx.Node) -> int:
+        """Return the size of the storage that `node` makes; scatters into a view copy all of its base up to its end."""
+        tensor: torch.Tensor = node.meta["val"]
+        if getattr(node.target, "_opname", "") not in _SCATTERS:
+            return self._bytes(tensor)
+        base: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+        extent = sum((size - 1) * stride for size, stride in zip(base.shape, base.stride(), strict=True)) + 1
+        size = (base.storage_offset() + extent) * base.element_size()
+        return max(self._bytes(tensor), devices.round_bytes(size, self.device) if tensor.numel() else 0)
+
     def _bytes(self, tensor: torch.Tensor) -> int:
         if tensor.device != self.device:
             return 0
@@ -193,6 +210,10 @@ class _Folder:
             value = self.value_of[node]
             if self.values[value].producer is not None:
                 (handovers if isinstance(desc, InputMutationAOTOutput) else outputs).setdefault(value)
+        # A scalar's tangent is the one that `loss.backward()` makes and holds on to until it returns.
+        for value, owner in zip(self.values, self.owners, strict=True):
+            if value.kind == "tangent" and owner.meta["val"].numel() == 1:
+                outputs.setdefault(self.value_of[owner])
         return tuple(outputs), tuple(handovers)
 
 
@@ -268,7 +289,7 @@ def _refuse_symbols(module: fx.GraphModule) -> None:
 def _module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
-    return _ROOT.sub("", path)
+    return _ITEM.sub(r".\g<name>", _ROOT.sub("", path)).lstrip(".")
 
 
 def _source_line(node: fx.Node) -> str:

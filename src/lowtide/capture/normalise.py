@@ -19,8 +19,38 @@ aten = torch.ops.aten
 
 def normalise(module: fx.GraphModule) -> None:
     """Apply all rewrites to the joint graph, in place."""
+    correct_statistics(module)
     forget_running_statistics(module)
     restore_eager_dropout(module)
+
+
+# Positions of the weight among the arguments of norms that save two statistics as their second and third result.
+_NORM_WEIGHTS = {
+    aten.native_layer_norm.default: 2,
+    aten.native_group_norm.default: 1,
+    aten._native_batch_norm_legit_functional.default: 1,
+    aten._native_batch_norm_legit.no_stats: 1,
+    aten.native_batch_norm.default: 1,
+}
+
+
+def correct_statistics(module: fx.GraphModule) -> None:
+    """Give the saved statistics of norms the type they have on the CPU: the weight's, where that is the wider one.
+
+    The traced type is the input's. No number changes, only the sizes that are planned with.
+    """
+    for node in module.graph.nodes:
+        if node.target not in _NORM_WEIGHTS:
+            continue
+        weight = node.args[_NORM_WEIGHTS[node.target]]
+        if not isinstance(weight, fx.Node) or weight.meta["val"].device.type != "cpu":
+            continue
+        wide = weight.meta["val"].dtype
+        for user in node.users:
+            statistic = user.meta.get("val")
+            if is_getitem(user) and user.args[1] in (1, 2) and statistic.dtype.itemsize < wide.itemsize:
+                with statistic.fake_mode:
+                    user.meta["val"] = torch.empty_like(statistic, dtype=wide)
 
 
 def forget_running_statistics(module: fx.GraphModule) -> None:

@@ -51,7 +51,7 @@ class Settings:
             raise InvalidOptionError(f'costs={costs!r} is not "measured", "analytic", a device name or Costs.')
         return Settings(
             budget=None if budget is None else parse_budget(budget),
-            planner=planner if isinstance(planner, AbstractPlanner) else registry.get(planner),
+            planner=_planner(planner),
             costs=costs,
             plan=Plan.load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
         )
@@ -65,6 +65,14 @@ class Settings:
                 f"Unknown options {unknown} for the lowtide backend; there are {', '.join(_OPTIONS)}."
             )
         return Settings.make(**(options or {}))
+
+
+def _planner(planner: str | AbstractPlanner) -> AbstractPlanner:
+    if isinstance(planner, AbstractPlanner):
+        return planner
+    if not isinstance(planner, str):
+        raise InvalidOptionError(f"planner={planner!r} is neither the name of a planner nor a planner.")
+    return registry.get(planner)
 
 
 def _checked_plan(plan: Plan | None) -> Plan | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import types
 import warnings
 from collections.abc import Callable
@@ -10,10 +11,17 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch.utils import _pytree as pytree
 
-from lowtide.errors import InvalidInputError, InvalidModelError, LowtideError, LowtideWarning, UnsupportedBackwardError
+from lowtide.errors import (
+    CaptureError,
+    InvalidInputError,
+    InvalidModelError,
+    LowtideError,
+    LowtideWarning,
+    UnsupportedBackwardError,
+)
 from lowtide.run.backend import Backend, check_devices, make_backend
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
@@ -55,6 +63,8 @@ class Wrapped:
             if ours is not None:
                 raise ours from None
             self._explain_devices(args, kwargs)
+            if isinstance(error, TorchDynamoException):
+                raise CaptureError(f"The model could not be captured: {error}") from error
             raise
         if len(self.session.plans) > num_plans or not num_plans:
             self.session.end_call()
@@ -100,7 +110,21 @@ def compiled(plain: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
         return plain(*args, **kwargs)
 
     own = types.FunctionType(entry.__code__.replace(), entry.__globals__, "entry", None, entry.__closure__)
-    return torch.compile(own, backend=backend, dynamic=False)  # type: ignore[no-any-return]
+    planned = torch.compile(own, backend=backend, dynamic=False)
+    tracing = torch._dynamo.config.patch(ignore_logging_functions=_logging_functions())
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with tracing:
+            return planned(*args, **kwargs)
+
+    return call
+
+
+def _logging_functions() -> set[Callable[..., Any]]:
+    """Return the methods of loggers that write a message; a message is no reason to cut the graph in two."""
+    words = ("debug", "info", "warn", "error", "exception", "critical", "log")
+    methods = vars(logging.Logger).items()
+    return {method for name, method in methods if callable(method) and name.lower().startswith(words)}
 
 
 def lowtide_cause(error: BaseException) -> LowtideError | None:
