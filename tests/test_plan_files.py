@@ -1,5 +1,6 @@
 """Plans on disk: what is saved comes back; what is damaged or hostile is refused with a reason."""
 
+import contextlib
 import json
 import os
 
@@ -23,10 +24,13 @@ def make_plan():
     return solve(Problem(graph, costs, 500), Greedy(effort=0.02))
 
 
+PLAN = make_plan()
+
+
 @pytest.fixture
 def path(tmp_path):
     where = tmp_path / "plan.json"
-    make_plan().save(where)
+    PLAN.save(where)
     return where
 
 
@@ -38,9 +42,7 @@ def edit(path, change):
 
 def test_round_trip(path):
     plan = load_plan(path)
-    assert plan.schedule == make_plan().schedule
-    assert plan.problem == make_plan().problem
-    assert plan.peak_bytes == make_plan().peak_bytes
+    assert plan == PLAN
     save_plan(plan, path)
     assert Plan.load(str(path)) == plan
 
@@ -61,10 +63,10 @@ def test_file_has_one_op_per_line(path):
 
 
 def test_saving_replaces_and_leaves_nothing_behind(path):
-    before = path.read_text()
-    make_plan().save(path)
-    assert sorted(os.listdir(path.parent)) == ["plan.json"]
-    assert len(path.read_text()) == pytest.approx(len(before), rel=0.1)
+    path.write_text("old")
+    PLAN.save(path)
+    assert os.listdir(path.parent) == ["plan.json"]
+    assert load_plan(path) == PLAN
 
 
 def test_a_failed_save_keeps_the_old_file(path, monkeypatch):
@@ -75,16 +77,16 @@ def test_a_failed_save_keeps_the_old_file(path, monkeypatch):
 
     monkeypatch.setattr(record.Path, "replace", fail)
     with pytest.raises(PlanFileError, match="No space left"):
-        make_plan().save(path)
+        PLAN.save(path)
     assert path.read_text() == before
     assert os.listdir(path.parent) == ["plan.json"]
 
 
 def test_saving_where_nothing_can_be_written(tmp_path):
     with pytest.raises(PlanFileError, match="Cannot write"):
-        make_plan().save(tmp_path / "missing" / "plan.json")
+        PLAN.save(tmp_path / "missing" / "plan.json")
     with pytest.raises(PlanFileError, match="Cannot write"):
-        make_plan().save(tmp_path)
+        PLAN.save(tmp_path)
 
 
 def test_missing_file_and_directory(tmp_path):
@@ -156,14 +158,12 @@ def test_edited_files(path, change, message):
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_any_damage_is_a_plan_file_error_or_harmless(data, tmp_path_factory):
+def test_damage_is_refused_or_harmless(data, tmp_path_factory):
     where = tmp_path_factory.mktemp("plans") / "plan.json"
-    make_plan().save(where)
+    PLAN.save(where)
     text = where.read_text()
     start = data.draw(st.integers(0, len(text) - 1))
     stop = data.draw(st.integers(start, min(len(text), start + 30)))
     where.write_text(text[:start] + data.draw(st.text(max_size=5)) + text[stop:], encoding="utf-8", errors="replace")
-    try:
-        load_plan(where)
-    except PlanFileError as error:
-        assert str(where) in str(error)
+    with contextlib.suppress(PlanFileError):
+        assert load_plan(where).schedule == PLAN.schedule

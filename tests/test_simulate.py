@@ -94,13 +94,12 @@ def test_figures_of_a_chain_by_hand():
 
 def test_recomputation_frees_the_gap():
     graph, costs = samples.training_chain(3)
-    trace = simulate(graph, costs, Schedule((0, 1, 2), (3, 1, 4, 0, 5, 6)))
-    assert trace.peak_bytes < simulate(graph, costs, Schedule.keep_all(graph)).peak_bytes + 100
-    assert trace.seconds == 12
-    births = [
-        (instance.value, instance.birth) for instance in instances(graph, Schedule((0, 1, 2), (3, 1, 4, 0, 5, 6)))
-    ]
-    assert len(births) == len(set(births)) == 9
+    schedule = Schedule((0, 1, 2), (3, 1, 4, 5, 6))
+    trace = simulate(graph, costs, schedule)
+    # v1 is not there while forward ends; it comes back for the gradient that reads it.
+    assert trace.bytes_during == (100, 200, 300, 300, 300, 400, 300, 101)
+    assert trace.seconds == 11
+    assert [(made.birth, made.death) for made in instances(graph, schedule) if made.value == 2] == [(1, 2), (4, 5)]
 
 
 def test_generator_state_counts_from_first_to_last_run():

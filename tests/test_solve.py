@@ -136,7 +136,7 @@ def test_empty_graph():
 def test_plan_prints_a_summary_and_a_table():
     text = str(solve(problem(60), "greedy"))
     assert text.startswith("Plan by greedy: The schedule fits the budget")
-    assert "480 B of 540 B allowed; 900 B without a plan" in text or "B allowed; 900 B without a plan" in text
+    assert "of 540 B allowed; 900 B without a plan" in text
     assert "recomputed" in text
     assert "layer0" in text
     assert "wasted" in str(solve(problem(100), "keep_all"))
