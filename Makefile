@@ -4,13 +4,16 @@ BIN := .venv/bin
 TEST_SECONDS ?= 1500
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench bench-exact bench-time bench-resident clean
+.PHONY: help demo picture test test-all lint format bench bench-exact bench-time bench-resident clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.installed-picture ## train two small models plain and in half the memory; writes out/demo
 	$(BIN)/python -m lowtide demo --out out/demo --force
+
+picture: demo ## refresh the picture in the README from a run of the demo
+	mkdir -p docs/images && cp out/demo/memory.png docs/images/memory.png
 
 test: .venv/.installed-dev ## run the tests that take minutes at most
 	timeout $(TEST_SECONDS) $(BIN)/python -m pytest -m "not slow"
