@@ -39,7 +39,9 @@ class Draft:
 
     def remove(self, where: Collection[int]) -> Draft:
         """Return the draft without the steps `where`."""
-        steps = [op for step, op in enumerate(self.steps) if step not in where]
+        steps = list(self.steps)
+        for step in sorted(where, reverse=True):
+            del steps[step]
         return Draft(steps, self.split - sum(step < self.split for step in where))
 
     def repeats(self) -> list[int]:
@@ -101,16 +103,37 @@ class Facts:
         return sum(map(self.seconds.__getitem__, draft.steps))
 
 
-def strip(pricer: Pricer, draft: Draft, tags: list[int] | None = None) -> tuple[Draft, Events]:
-    """Return `draft` without the repeated runs of which nothing is read, and its events.
+def strip(facts: Facts, pricer: Pricer, draft: Draft, tags: list[int] | None = None) -> tuple[Draft, Events]:
+    """Return `draft` without the repeated runs of which nothing is read in the end, and its events.
 
     If `tags`, one for every step, are given, those of the steps that go are taken out of the list too.
     """
-    while True:
-        events = pricer.events(draft.steps, draft.split)
-        idle = set(np.flatnonzero(events.again & ~events.useful).tolist())
-        if not idle:
-            return draft, events
-        draft = draft.remove(idle)
-        if tags is not None:
-            tags[:] = [tag for step, tag in enumerate(tags) if step not in idle]
+    events = pricer.events(draft.steps, draft.split)
+    idle = _idle(facts, draft, events)
+    if not idle:
+        return draft, events
+    draft = draft.remove(idle)
+    if tags is not None:
+        for step in sorted(idle, reverse=True):
+            del tags[step]
+    return draft, pricer.events(draft.steps, draft.split)
+
+
+def _idle(facts: Facts, draft: Draft, events: Events) -> set[int]:
+    """Return the repeated runs that only feed other repeated runs of which nothing is read, and those themselves."""
+    found: list[int] = np.flatnonzero(events.again & ~events.useful).tolist()
+    if not found:
+        return set()
+    instance = np.cumsum(events.write) - 1
+    maker = events.step[np.flatnonzero(events.write)]
+    # For every step, how many reads find something that it wrote.
+    reads = np.bincount(maker[instance[~events.write]], minlength=len(draft.steps))
+    for step in found:
+        for value in facts.reads[draft.steps[step]]:
+            low, high = np.searchsorted(events.value, (value, value + 1))
+            event = low + np.searchsorted(events.step[low:high], step)
+            before = int(maker[instance[event]])
+            reads[before] -= 1
+            if not reads[before] and events.again[before]:
+                found.append(before)
+    return set(found)

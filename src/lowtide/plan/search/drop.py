@@ -49,7 +49,7 @@ def descend(facts: Facts, pricer: Pricer, draft: Draft, limit: float, taste: Tas
     longest = 8 * len(facts.reads) + 100
     best, best_peak, stalled = draft, float("inf"), 0
     while True:
-        draft, events = strip(pricer, draft)
+        draft, events = strip(facts, pricer, draft)
         peak = events.peak
         stalled += 1
         if peak < best_peak:

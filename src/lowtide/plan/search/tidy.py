@@ -17,7 +17,7 @@ def tidy(facts: Facts, pricer: Pricer, draft: Draft, limit: float) -> Draft:
 
 
 def _one_pass(facts: Facts, pricer: Pricer, draft: Draft, limit: float) -> Draft:
-    draft, events = strip(pricer, draft)
+    draft, events = strip(facts, pricer, draft)
     survey = Survey(facts, draft, events, limit)
     # Steps move when others go, so each is known by a tag: its place at the start of the pass.
     tags = list(range(len(draft.steps)))
@@ -28,7 +28,7 @@ def _one_pass(facts: Facts, pricer: Pricer, draft: Draft, limit: float) -> Draft
         if step < 0 or not _plausible(survey, step):
             continue
         left = tags[:step] + tags[step + 1 :]
-        trial, events = strip(pricer, draft.remove({step}), left)
+        trial, events = strip(facts, pricer, draft.remove({step}), left)
         if events.peak <= limit:
             draft, tags = trial, left
             place = {kept: index for index, kept in enumerate(tags)}
