@@ -70,9 +70,9 @@ def test_auto_budget_needs_an_accelerator() -> None:
 
 @pytest.mark.parametrize("thing", [42, "model", None, torch.ones(3), nn.Linear, [nn.Linear(2, 2)]])
 def test_things_that_are_not_models(thing: Any) -> None:
-    with pytest.raises(errors.InvalidModelError, match="nn.Module or a function"):
+    with pytest.raises(errors.InvalidModelError, match="or a function"):
         lowtide.wrap(thing, budget="50%")
-    with pytest.raises(errors.InvalidModelError, match="nn.Module or a function"):
+    with pytest.raises(errors.InvalidModelError, match="or a function"):
         lowtide.plan(thing, budget="50%")
 
 
@@ -82,7 +82,7 @@ def test_model_without_parameters() -> None:
 
 
 def test_compiled_models() -> None:
-    with pytest.raises(errors.InvalidModelError, match="already passed through torch.compile"):
+    with pytest.raises(errors.InvalidModelError, match="already passed through"):
         lowtide.wrap(torch.compile(net(), backend="eager"), budget="50%")
     model = net()
     model.compile(backend="eager")

@@ -20,7 +20,8 @@ class Net(nn.Module):
         super().__init__()
         self.inp = nn.Linear(16, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout(0.1)) for _ in range(depth)
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.GELU(), nn.Dropout(0.1))
+            for _ in range(depth)
         )
         self.out = nn.Linear(width, 4)
         self.calls = 0

@@ -99,7 +99,9 @@ def plan(
         costs: As for `wrap`.
     """
     if not callable(model) or isinstance(model, type):
-        raise InvalidModelError(f"{model!r} is a {type(model).__name__}; lowtide.plan takes an nn.Module or a function.")
+        raise InvalidModelError(
+            f"{model!r} is a {type(model).__name__}; lowtide.plan takes an nn.Module or a function."
+        )
     if not isinstance(args, tuple | list):
         raise InvalidInputError(f"args is a {type(args).__name__}; it must be a tuple of the call's arguments.")
     found = rehearse(model, args, kwargs or {}, Settings.make(budget=budget, planner=planner, costs=costs))

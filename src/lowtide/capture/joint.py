@@ -30,6 +30,8 @@ _SCATTERS = {"slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_
 def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters: Sequence[int]) -> Program:
     """Return the `Program` of a joint graph, which it takes over and normalises in place.
 
+    Tangents that nothing reads are taken not to come.
+
     Args:
         module: The joint graph; every node carries its fake tensor in `meta["val"]`.
         num_forward_outputs: How many of its outputs belong to forward.
@@ -89,7 +91,7 @@ class _Folder:
 
     def _add_tangents(self) -> None:
         """Add the arrival of the tangents as an op of its own: they are allocated when backward begins."""
-        tangents = [n for n in self.module.graph.find_nodes(op="placeholder") if is_tangent(n)]
+        tangents = [n for n in self.module.graph.find_nodes(op="placeholder") if is_tangent(n) and n.users]
         if not tangents:
             return
         op_id = len(self.ops)

@@ -1,7 +1,8 @@
-"""Running a lowered graph: boxed calling convention, so that arguments are freed as the graph uses them up."""
+"""Running lowered graphs: boxed calling convention, so that arguments are freed as the graph uses them up."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,13 +10,18 @@ import torch
 from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
+from lowtide.capture.program import is_tangent
+from lowtide.errors import LowtideWarning
+
+_VARIANTS = "lowtide_variants"
+
+Builder = Callable[[frozenset[int]], fx.GraphModule]
+
 
 def boxed(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """Return a function that takes the list of arguments, empties it, and runs `module` op by op."""
     del example_inputs
-    module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
-    forward = module.forward
+    forward = _generate(module)
 
     def run(args: list[Any]) -> Any:
         return forward(args)
@@ -23,6 +29,52 @@ def boxed(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[li
     run._boxed_call = True  # type: ignore[attr-defined]
     _allow_retain_graph()
     return run
+
+
+def boxed_backward(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+    """Return the same as `boxed` for a backward graph, which is made for certain tangents to come and others not to.
+
+    Where others are missing, a variant of the graph is built that computes what autograd would then compute.
+    """
+    usual = boxed(module, example_inputs)
+    if _VARIANTS not in module.meta:
+        return usual
+    silenced, build = module.meta[_VARIANTS]
+    num_tangents = sum(is_tangent(node) for node in module.graph.find_nodes(op="placeholder"))
+    runners: dict[frozenset[int], Callable[[list[Any]], Any]] = {silenced: usual}
+
+    def run(args: list[Any]) -> Any:
+        first = len(args) - num_tangents
+        missing = frozenset(index for index in range(num_tangents) if args[first + index] is None)
+        if missing not in runners:
+            if not silenced <= missing:
+                _warn_of_unplanned_gradient()
+            runners[missing] = boxed(build(missing), example_inputs)
+        return runners[missing](args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def with_variants(backward: fx.GraphModule, silenced: frozenset[int], build: Builder) -> fx.GraphModule:
+    """Return `backward`, made for the tangents at `silenced` to be missing, with a way to build it for others."""
+    backward.meta[_VARIANTS] = (silenced, build)
+    return backward
+
+
+def _generate(module: fx.GraphModule) -> Callable[..., Any]:
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward
+
+
+def _warn_of_unplanned_gradient() -> None:
+    warnings.warn(
+        "A gradient came for an output that is not the loss, so this step runs another backward than the planned one "
+        "and its peak is not guaranteed. Return only what the loss is computed from, or compute the whole loss inside.",
+        LowtideWarning,
+        stacklevel=2,
+    )
 
 
 def _allow_retain_graph() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,44 +29,69 @@ _RELAXED = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 
 
 @dataclass(frozen=True)
+class Frame:
+    """What forward hands to backward, in order: values, generator states of ops, parameters by position."""
+
+    saved: tuple[ValueId, ...]
+    states: Mapping[OpId, fx.Node]
+    handles: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Lowered:
-    """The two graphs, in AOTAutograd's calling convention."""
+    """The graphs, in AOTAutograd's calling convention, and what is handed from one to the other."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
+    frame: Frame
 
 
-def lower(program: Program, schedule: Schedule) -> Lowered:
+def lower(program: Program, schedule: Schedule, spare: tuple[Program, Schedule] | None = None) -> Lowered:
     """Return the graphs that run `schedule`.
 
     Forward takes the primals and returns the program's outputs, then what is saved for backward. Backward takes what
     was saved, then the tangents, and returns one gradient or None for every primal. The program is not changed.
+
+    Args:
+        program: What to run.
+        schedule: In which order.
+        spare: Another program with the same forward ops and values, and a schedule, whose backward this forward must
+            be able to serve as well.
     """
-    repeated = {op for op, runs in Counter(schedule.steps).items() if runs > 1}
-    forward = _Emitter(program, repeated)
+    served = [(program, schedule), *([spare] if spare else [])]
+    saved = dict.fromkeys(value for each in served for value in saved_values(*each))
+    owed = dict.fromkeys(position for each, _ in served for position in _handed_over(each))
+    handles = [position for position in owed if program.values[program.primals[position]] not in saved]
+    forward = _Emitter(program, repeated_ops(schedule))
     for node in program.primals:
         forward.take(node)
     for op in schedule.forward:
         forward.run(op)
     returned = [forward.output(node) for node in program.forward_outputs]
-    saved = _saved_nodes(program, schedule)
-    handles = [node for node in _handle_nodes(program) if node not in saved]
-    states = [op for op in dict.fromkeys(schedule.backward) if op in forward.states]
-    kept = [forward.resolve(node) for node in saved] + [forward.states[op] for op in states]
-    kept += [_unchecked(forward.resolve(node)) for node in handles]
-    backward = _Emitter(program, repeated, seen=set(schedule.forward))
-    for node in saved:
-        backward.take(node)
-    for op in states:
-        backward.states[op] = backward.graph.placeholder(f"{program.graph.ops[op].name}_state")
-        backward.states[op].meta["val"] = forward.states[op].meta["val"]
-    for node in (*handles, *program.tangents):
+    kept = [forward.resolve(program.owners[value]) for value in saved] + list(forward.states.values())
+    kept += [_unchecked(forward.resolve(program.primals[position])) for position in handles]
+    frame = Frame(tuple(saved), forward.states, tuple(handles))
+    module = forward.finish((*returned, *kept), _descriptors(program)[: len(returned)])
+    return Lowered(module, lower_backward(program, schedule, frame), frame)
+
+
+def lower_backward(program: Program, schedule: Schedule, frame: Frame) -> fx.GraphModule:
+    """Return the graph that runs the backward pass of `schedule` from what `frame` hands over."""
+    backward = _Emitter(program, repeated_ops(schedule), seen=set(schedule.forward))
+    for value in frame.saved:
+        backward.take(program.owners[value])
+    for op, state in frame.states.items():
+        backward.states[op] = backward.graph.placeholder(state.name)
+        backward.states[op].meta["val"] = state.meta["val"]
+    for node in (*(program.primals[position] for position in frame.handles), *program.tangents):
         backward.take(node)
     gradients = _run_backward(program, schedule, backward)
-    return Lowered(
-        forward.finish((*returned, *kept), _descriptors(program)[: len(returned)]),
-        backward.finish(tuple(gradients), _descriptors(program)[len(returned) :]),
-    )
+    return backward.finish(tuple(gradients), _descriptors(program)[program.num_forward_outputs :])
+
+
+def repeated_ops(schedule: Schedule) -> set[OpId]:
+    """Return the ops that run more than once."""
+    return {op for op, runs in Counter(schedule.steps).items() if runs > 1}
 
 
 class _Emitter:
@@ -164,7 +190,7 @@ class _Emitter:
         return made
 
     def _forget_views(self, op: OpId) -> None:
-        """Views of an earlier run's results must not be taken for views of the new ones."""
+        """Drop views of an earlier run's results, which must not be taken for views of the new ones."""
         for value in self.program.graph.produced(op):
             for view in self._views.pop(value, ()):
                 self._present.pop(view, None)
@@ -205,25 +231,19 @@ def _handed_over(program: Program) -> list[int]:
     ]
 
 
-def _handle_nodes(program: Program) -> list[fx.Node]:
-    """Return the parameters that backward must reach to hand their gradients over."""
-    return [program.primals[position] for position in _handed_over(program)]
-
-
-def _saved_nodes(program: Program, schedule: Schedule) -> list[fx.Node]:
-    """Return the owners of the storages that backward reads before it makes them itself, in order of first use."""
+def saved_values(program: Program, schedule: Schedule) -> list[ValueId]:
+    """Return the values that backward reads before it makes them itself, in order of first use."""
     graph = program.graph
-    saved: dict[fx.Node, None] = {}
+    saved: dict[ValueId, None] = {}
     made: set[ValueId] = set()
     seen = set(schedule.forward)
 
-    def need(node: fx.Node) -> None:
-        value = program.values.get(node)
-        if value is None or value in made or node.op == "get_attr":
+    def need(node: Any) -> None:
+        value = program.values.get(node) if isinstance(node, fx.Node) else None
+        if value is None or value in made or graph.values[value].kind == "tangent":
             return
-        owner = program.owners[value]
-        if graph.values[value].kind != "tangent" and owner.op != "get_attr":
-            saved.setdefault(owner)
+        if program.owners[value].op != "get_attr":
+            saved.setdefault(value)
 
     for op in schedule.backward:
         for node in program.reads(op, replay=op in seen):
@@ -231,8 +251,7 @@ def _saved_nodes(program: Program, schedule: Schedule) -> list[fx.Node]:
         made.update(graph.ops[op].outputs if op not in seen else graph.produced(op))
         seen.add(op)
     for node in program.backward_outputs:
-        if isinstance(node, fx.Node):
-            need(node)
+        need(node)
     return list(saved)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +13,16 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.joint import make_program
+from lowtide.capture.program import Program
+from lowtide.capture.silence import idle_tangents, silence
 from lowtide.errors import CaptureError, InvalidInputError, LowtideError
-from lowtide.lower.execute import boxed
-from lowtide.lower.rewrite import lower
+from lowtide.graph.ir import Graph, ValueId
+from lowtide.lower.execute import boxed, boxed_backward, with_variants
+from lowtide.lower.rewrite import lower, lower_backward, repeated_ops, saved_values
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
+from lowtide.schedule.expand import expand
+from lowtide.schedule.steps import Schedule
 
 Backend = Callable[..., Callable[..., Any]]
 
@@ -38,11 +44,18 @@ def lowtide_backend(
     """
     if other:
         raise InvalidInputError(f"The lowtide backend does not know {sorted(other)}; pass options={{'budget': ...}}.")
-    return make_backend(Session(Settings.from_options(options)))(module, example_inputs)
+    # Autograd fills missing gradients with zeros unless told otherwise, and here nobody can tell it.
+    return make_backend(Session(Settings.from_options(options)), losses_only=False)(module, example_inputs)
 
 
-def make_backend(session: Session, *, run: bool = True) -> Backend:
-    """Return a backend that plans with `session`; with `run=False` it plans and then runs the graph unplanned."""
+def make_backend(session: Session, *, run: bool = True, losses_only: bool = True) -> Backend:
+    """Return a backend that plans with `session`.
+
+    Args:
+        session: Plans and remembers.
+        run: False to plan and then run the graph unplanned.
+        losses_only: Expect gradients for scalar outputs alone, where there are any.
+    """
 
     def partition(
         joint: fx.GraphModule,
@@ -53,27 +66,72 @@ def make_backend(session: Session, *, run: bool = True) -> Backend:
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         del joint_inputs
+        shape = Shape(num_fwd_outputs, tuple(static_lifetime_input_indices or ()))
         with _own_errors():
-            program = make_program(
-                joint, num_forward_outputs=num_fwd_outputs, parameters=static_lifetime_input_indices or ()
-            )
-            # The compiler traces in fake mode; costs are measured on real tensors.
-            with _disable_current_modes():
-                plan = session.plan(program)
-            lowered = lower(program, plan.schedule)
+            forward, backward = plan_and_lower(joint, shape, session, losses_only=losses_only)
         if not run:
             raise PlannedWithoutRunning
-        return lowered.forward, lowered.backward
+        return forward, backward
 
     def backend(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         _check_inputs(example_inputs)
-        compile_graph = aot_autograd(fw_compiler=boxed, bw_compiler=boxed, partition_fn=partition)
+        compile_graph = aot_autograd(fw_compiler=boxed, bw_compiler=boxed_backward, partition_fn=partition)
         try:
             return compile_graph(module, example_inputs)  # type: ignore[no-any-return]
         except PlannedWithoutRunning:
             return module.forward
 
     return backend
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the outputs and inputs of a joint graph divide: outputs of forward, inputs that are parameters."""
+
+    num_forward_outputs: int
+    parameters: tuple[int, ...]
+
+
+def plan_and_lower(
+    joint: fx.GraphModule, shape: Shape, session: Session, *, losses_only: bool
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return the forward and backward graphs that run the joint graph as `session` plans it."""
+    full = _program(joint, shape)
+    idle = idle_tangents(joint) if losses_only else frozenset()
+    program = _program(silence(joint, idle), shape) if idle else full
+    # The compiler traces in fake mode; costs are measured on real tensors.
+    with _disable_current_modes():
+        plan = session.plan(program)
+    schedule, available = plan.schedule, _kept_in_any_case(program, plan.schedule)
+    spare = full, expand(full.graph, available)
+    if idle and _costs_more(full.graph, saved_values(*spare), saved_values(program, schedule)):
+        session.retract(plan)
+        return plan_and_lower(joint, shape, session, losses_only=False)
+    lowered = lower(program, schedule, spare)
+
+    def build(missing: frozenset[int]) -> fx.GraphModule:
+        variant = _program(silence(joint, missing), shape) if missing else full
+        return lower_backward(variant, expand(variant.graph, available), lowered.frame)
+
+    return lowered.forward, with_variants(lowered.backward, idle, build)
+
+
+def _program(joint: fx.GraphModule, shape: Shape) -> Program:
+    return make_program(joint, num_forward_outputs=shape.num_forward_outputs, parameters=shape.parameters)
+
+
+def _kept_in_any_case(program: Program, schedule: Schedule) -> set[ValueId]:
+    """Return what a backward other than the planned one may count on: what is saved, and what cannot be replayed."""
+    graph = program.graph
+    replayed = repeated_ops(schedule)
+    drawn = [op for op in graph.forward if graph.ops[op].random and op not in replayed]
+    return {*saved_values(program, schedule), *(value for op in drawn for value in graph.ops[op].outputs)}
+
+
+def _costs_more(graph: Graph, spare: Collection[ValueId], planned: Collection[ValueId]) -> bool:
+    """Whether being ready for gradients that are not expected would keep bytes alive that the plan does not count."""
+    extra = set(spare).difference(planned, graph.outputs)
+    return any(graph.values[value].bytes and graph.values[value].producer is not None for value in extra)
 
 
 @contextmanager

@@ -60,6 +60,11 @@ class Session:
         self._calls_plans.append(plan)
         return plan
 
+    def retract(self, plan: Plan) -> None:
+        """Forget a plan that turned out not to be used."""
+        self.plans.remove(plan)
+        self._calls_plans.remove(plan)
+
     def _given(self, program: Program) -> Plan | None:
         given = self.settings.plan
         if given is None or given.problem.graph.fingerprint == program.graph.fingerprint:

@@ -7,6 +7,7 @@ import logging
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ class Wrapped:
         if len(self.session.plans) > num_plans or not num_plans:
             self.session.end_call()
             self._watch_limit()
-        _guard_backward(result)
+        _prepare_backward(result)
         return result
 
     def _trains(self) -> bool:
@@ -92,8 +93,8 @@ class Wrapped:
         if len(self.session.plans) >= limit - _NEAR_LIMIT and not self._warned_of_limit:
             self._warned_of_limit = True
             warnings.warn(
-                f"{len(self.session.plans)} different graphs have been planned for this model; PyTorch stops at {limit} "
-                "input signatures and would then train without a plan. Pad inputs to fewer shapes, or raise "
+                f"{len(self.session.plans)} different graphs have been planned for this model; PyTorch stops at "
+                f"{limit} input signatures and would then train without a plan. Pad inputs to fewer shapes, or raise "
                 "torch._dynamo.config.recompile_limit.",
                 LowtideWarning,
                 stacklevel=4,
@@ -143,13 +144,15 @@ def lowtide_cause(error: BaseException) -> LowtideError | None:
     return None
 
 
-def _guard_backward(result: Any) -> None:
-    """Make a second derivative of a planned graph fail with our own error, before it is computed."""
-    for leaf in pytree.tree_leaves(result):
-        node = leaf.grad_fn if isinstance(leaf, torch.Tensor) else None
-        if node is not None and node.name() == "CompiledFunctionBackward":
-            node.register_prehook(_refuse_second_derivative)
-            return
+def _prepare_backward(result: Any) -> None:
+    """Tell autograd not to make zeros for gradients that do not come, and to refuse a second derivative at once."""
+    for leaf in pytree.tree_leaves(result, is_leaf=is_dataclass):
+        for tensor in vars(leaf).values() if is_dataclass(leaf) and not isinstance(leaf, type) else (leaf,):
+            node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
+            if node is not None and node.name() == "CompiledFunctionBackward":
+                node.set_materialize_grads(False)
+                node.register_prehook(_refuse_second_derivative)
+                return
 
 
 def _refuse_second_derivative(gradients: Any) -> None:
