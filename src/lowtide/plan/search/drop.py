@@ -22,11 +22,13 @@ class Taste:
     Attributes:
         area: Whether relief counts bytes over the limit at every step, or only at the worst one.
         noise: Source of random factors on the scores, or None for none.
+        spread: Largest logarithm of such a factor.
         daring: How high a recomputation may go, as a multiple of the worst step; above 1, a later drop must mend it.
     """
 
     area: bool = True
     noise: np.random.Generator | None = None
+    spread: float = 0.5
     daring: float = 1.0
 
 
@@ -67,7 +69,9 @@ def _best_drop(survey: Survey, taste: Taste) -> _Drop | None:
     worst = int(np.argmax(survey.events.during))
     scorer = _Scorer(survey, worst, taste)
     gaps, hopes = survey.gaps_over(worst, area=taste.area)
-    factors = np.ones(len(gaps)) if taste.noise is None else np.exp(taste.noise.uniform(-0.5, 0.5, len(gaps)))
+    factors = np.ones(len(gaps))
+    if taste.noise is not None:
+        factors = np.exp(taste.noise.uniform(-taste.spread, taste.spread, len(gaps)))
     hopes = hopes * factors
     best: _Drop | None = None
     for index in np.argsort(-hopes, kind="stable").tolist():

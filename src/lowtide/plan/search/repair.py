@@ -9,9 +9,10 @@ from lowtide.plan.search.drop import Taste, descend
 from lowtide.plan.search.pricer import Pricer
 from lowtide.plan.search.tidy import tidy
 
-_SHARES = (0.05, 0.1, 0.2, 0.4)
+_SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
 # A mended draft this much slower than the best is not worth tidying.
 _HOPELESS = 1.02
+_SPREADS = (0.3, 0.7, 1.5)
 _DARING = (1.0, 1.1, 1.3)
 _LOWER = 0.98
 
@@ -65,7 +66,12 @@ def _patience(repeats: list[int]) -> int:
 
 
 def _disturbed(rng: np.random.Generator) -> Taste:
-    return Taste(area=rng.random() < 0.5, noise=rng, daring=float(rng.choice(_DARING)))
+    return Taste(
+        area=rng.random() < 0.5,
+        noise=rng,
+        spread=float(rng.choice(_SPREADS)),
+        daring=float(rng.choice(_DARING)),
+    )
 
 
 def _choose(repeats: list[int], rng: np.random.Generator) -> set[int]:
