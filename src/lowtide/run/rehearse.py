@@ -30,6 +30,7 @@ def rehearse(model: Callable[..., Any], args: Any, kwargs: Any, settings: Settin
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     check_devices(tensors + (list(model.parameters()) if isinstance(model, nn.Module) else []))
     session = Session(settings)
+    session.begin_call()
     with torch.random.fork_rng(), torch.enable_grad():
         _call_on_fakes(model, args, kwargs, session)
     if not session.plans:

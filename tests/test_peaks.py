@@ -1,0 +1,101 @@
+"""The predicted peak is the measured peak, to the byte, and within the budget."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.errors import InfeasibleBudgetError
+from lowtide.testing.models import MODELS, loss_of
+
+SIZES: dict[str, dict[str, int]] = {
+    "gpt": {"layers": 3, "dim": 64, "heads": 2, "tokens": 64, "batch": 4, "vocab": 500},
+    "unet": {"levels": 3, "width": 8, "size": 64, "batch": 2},
+    "lstm": {"layers": 1, "dim": 64, "tokens": 10, "batch": 16, "vocab": 64},
+    "moe": {"layers": 2, "dim": 32, "heads": 2, "tokens": 32, "batch": 4, "vocab": 100},
+}
+
+
+def step_of(name: str) -> tuple[nn.Module, Callable[[nn.Module], object]]:
+    model, args, kwargs = MODELS[name](**SIZES[name])
+
+    def step(net: nn.Module) -> object:
+        output = net(*args, **kwargs)
+        loss_of(output).backward()
+        return output
+
+    return model, step
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_predicted_peak_is_the_measured_peak(name: str) -> None:
+    model, step = step_of(name)
+    measured = []
+    for budget in ("100%", "70%", "50%"):
+        try:
+            lowtide.wrap(model, budget=budget)
+            step(model)
+        except InfeasibleBudgetError as error:
+            lowtide.wrap(model, budget=error.least_bytes)
+            step(model)
+        model.zero_grad()
+        (plan,) = lowtide.plans(model)
+        measured.append(lowtide.measure_peak(lambda: step(model)))
+        model.zero_grad()
+        assert measured[-1] == plan.peak_bytes <= plan.budget_bytes
+        assert plan.trace.bytes_during[plan.trace.peak_step] == plan.peak_bytes
+    assert measured == sorted(measured, reverse=True)
+    assert measured[-1] < 0.9 * measured[0]
+
+
+def test_a_wrong_prediction_would_be_seen() -> None:
+    model, step = step_of("unet")
+    lowtide.wrap(model, budget="100%")
+    step(model)
+    model.zero_grad()
+    (plan,) = lowtide.plans(model)
+    spare: list[torch.Tensor] = []
+
+    def heavier() -> None:
+        spare.append(torch.empty(1000))
+        step(model)
+
+    assert lowtide.measure_peak(heavier) == plan.peak_bytes + 4000
+
+
+def wide() -> tuple[nn.Module, Callable[[nn.Module], object]]:
+    """Return a model whose gradients weigh much more than its activations."""
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(6)))
+    x = torch.randn(4, 512)
+    return model, lambda net: net(x).sum().backward()
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_accumulation_costs_no_second_copy_of_the_gradients(set_to_none: bool) -> None:
+    model, step = wide()
+    plain = copy.deepcopy(model)
+    lowtide.wrap(model, budget="100%")
+    for net in (plain, model):
+        step(net)
+        net.zero_grad(set_to_none=set_to_none)
+        step(net)
+    gradients = sum(p.numel() * 4 for p in model.parameters())
+    eager = lowtide.measure_peak(lambda: step(plain))
+    planned = lowtide.measure_peak(lambda: step(model))
+    assert planned <= eager + 4096
+    assert planned < gradients / 2
+    for p, q in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+
+
+def test_first_step_in_a_fresh_process_keeps_the_budget_too() -> None:
+    model, step = step_of("unet")
+    lowtide.plan(model, *MODELS["unet"](**SIZES["unet"])[1:], budget="70%")  # measures once, outside of the step
+    lowtide.wrap(model, budget="70%")
+    peak = lowtide.measure_peak(lambda: step(model))
+    assert peak <= lowtide.plans(model)[0].budget_bytes
