@@ -20,6 +20,7 @@ aten = torch.ops.aten
 def normalise(module: fx.GraphModule) -> None:
     """Apply all rewrites to the joint graph, in place."""
     correct_statistics(module)
+    shrink_losses(module)
     forget_running_statistics(module)
     restore_eager_dropout(module)
 
@@ -51,6 +52,33 @@ def correct_statistics(module: fx.GraphModule) -> None:
             if is_getitem(user) and user.args[1] in (1, 2) and statistic.dtype.itemsize < wide.itemsize:
                 with statistic.fake_mode:
                     user.meta["val"] = torch.empty_like(statistic, dtype=wide)
+
+
+# Losses whose kernel writes all elements, reduces them, and returns the scalar in the storage of the elements; with
+# the position of their `reduction`.
+_LOSSES = {
+    aten.mse_loss.default: 2,
+    aten.smooth_l1_loss.default: 2,
+    aten.soft_margin_loss.default: 2,
+    aten.binary_cross_entropy.default: 3,
+}
+
+
+def shrink_losses(module: fx.GraphModule) -> None:
+    """Copy scalar losses out of the storage they would keep, which is as large as the model's output, in place."""
+    for node in [n for n in module.graph.nodes if n.target in _LOSSES]:
+        x, target = node.args[0], node.args[1]
+        reduction = node.args[_LOSSES[node.target]] if len(node.args) > _LOSSES[node.target] else 1
+        if reduction == 0 or x.meta["val"].device.type != "cpu":
+            continue
+        scalar = node.meta["val"]
+        size = torch.broadcast_shapes(x.meta["val"].shape, target.meta["val"].shape).numel()
+        with scalar.fake_mode:
+            node.meta["val"] = torch.empty(max(size, 1), dtype=scalar.dtype, device=scalar.device).as_strided((), ())
+        with module.graph.inserting_after(node):
+            small = _call(module.graph, node, aten.clone.default, (node,), f"{node.name}_small")
+        small.meta["val"] = scalar
+        node.replace_all_uses_with(small, delete_user_cb=lambda user, small=small: user is not small)
 
 
 def forget_running_statistics(module: fx.GraphModule) -> None:

@@ -137,6 +137,6 @@ class Plan:
         ]
 
     def _proof(self) -> str:
-        if self.bound is None or self.gap is None:
+        if not self.bound or self.gap is None:
             return ""
         return f"; at least {100 * self.bound:.2f} % is needed, so at most {100 * self.gap:.2f} % is wasted"
