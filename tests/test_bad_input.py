@@ -211,7 +211,7 @@ def test_plan_of_another_model(plan_file: Path) -> None:
 
 def test_backend_options() -> None:
     def error_of(**how: Any) -> str:
-        with pytest.raises(Exception, match="lowtide|budget") as caught:
+        with pytest.raises(Exception, match=r"lowtide|budget") as caught:
             torch.compile(net(), backend="lowtide", **how)(*BATCHES[0][0])
         return str(caught.value)
 

@@ -99,3 +99,48 @@ def test_first_step_in_a_fresh_process_keeps_the_budget_too() -> None:
     lowtide.wrap(model, budget="70%")
     peak = lowtide.measure_peak(lambda: step(model))
     assert peak <= lowtide.plans(model)[0].budget_bytes
+
+
+def mixed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = x @ weight
+        return nn.functional.group_norm(nn.functional.layer_norm(h, (64,), weight[0]), 4).float().square().mean()
+
+
+def scattered(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    h = (x @ weight)[:, 8:40]
+    h[:, ::2] = h[:, 1::2].exp()
+    return torch.tanh(h).sum()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, w: nn.functional.mse_loss(x @ w, x),
+        lambda x, w: nn.functional.smooth_l1_loss(torch.tanh(x @ w), x, reduction="sum"),
+        lambda x, w: nn.functional.soft_margin_loss(x @ w, x.sign()),
+        lambda x, w: nn.functional.binary_cross_entropy(torch.sigmoid(x @ w), torch.sigmoid(x)),
+        lambda x, w: nn.functional.huber_loss(x @ w, x),
+        lambda x, w: nn.functional.kl_div(torch.log_softmax(x @ w, -1), torch.softmax(x, -1)),
+        mixed,
+        scattered,
+    ],
+)
+def test_kernels_that_keep_other_sizes_than_they_say(loss: Callable[..., torch.Tensor]) -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+    x = torch.randn(256, 64)
+    loss(x, weight).backward()
+    expected, weight.grad = weight.grad, None
+    planned = lowtide.wrap(loss, budget="100%")
+    planned(x, weight).backward()
+    assert torch.equal(weight.grad, expected)
+    weight.grad = None
+
+    def step() -> torch.Tensor:
+        value = planned(x, weight)
+        value.backward()
+        return value
+
+    step()
+    weight.grad = None
+    assert lowtide.measure_peak(step) == lowtide.plans(planned)[0].peak_bytes

@@ -187,14 +187,11 @@ class _Folder:
         return value
 
     def _result_bytes(self, node: fx.Node) -> int:
-        """Return the size of the storage that `node` makes; scatters into a view copy all of its base up to its end."""
+        """Return the size of the storage that `node` makes; scatters into a view copy all of its storage."""
         tensor: torch.Tensor = node.meta["val"]
-        if getattr(node.target, "_opname", "") not in _SCATTERS:
+        if getattr(node.target, "_opname", "") not in _SCATTERS or not tensor.numel():
             return self._bytes(tensor)
-        base: torch.Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
-        extent = sum((size - 1) * stride for size, stride in zip(base.shape, base.stride(), strict=True)) + 1
-        size = (base.storage_offset() + extent) * base.element_size()
-        return max(self._bytes(tensor), devices.round_bytes(size, self.device) if tensor.numel() else 0)
+        return max(self._bytes(tensor), self._bytes(node.args[0].meta["val"]))  # type: ignore[union-attr]
 
     def _bytes(self, tensor: torch.Tensor) -> int:
         if tensor.device != self.device:
