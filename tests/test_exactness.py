@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from exactness import (
@@ -557,3 +558,19 @@ def test_without_a_scalar_all_outputs_are_planned_for() -> None:
     (plan,) = lowtide.plans(model)
     tangents = next(op for op in plan.problem.graph.ops if op.name == "tangents")
     assert [plan.problem.graph.values[value].bytes for value in tangents.outputs] == [4 * 8 * 4]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return x.square().mean()
+
+
+def test_the_budget_wins_over_the_models_own_checkpoints(how: dict[str, Any]) -> None:
+    with pytest.warns(LowtideWarning, match="The budget decides"):
+        assert_exact(Checkpointed(), floats(4, 8), wrap=how)

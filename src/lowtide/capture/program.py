@@ -79,9 +79,12 @@ class Program:
         return {call: tuple(nodes) for call, nodes in items.items()}
 
     def call(self, op: OpId) -> Call | None:
-        """Return target, args and kwargs of `op` with fake tensors in place of nodes; None if nothing is called."""
+        """Return target, args and kwargs of `op` with fake tensors in place of nodes.
+
+        None if nothing is called or only a condition is checked, which costs nothing worth counting.
+        """
         node = self.calls[op]
-        if node is None:
+        if node is None or getattr(node.target, "_opname", "").startswith("_assert"):
             return None
         return _with_values((node.target, node.args, node.kwargs))  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.capture.joint import make_program
 from lowtide.capture.program import Program
 from lowtide.capture.silence import idle_tangents, silence
-from lowtide.errors import CaptureError, InvalidInputError, LowtideError
+from lowtide.errors import CaptureError, InvalidInputError, LowtideError, LowtideWarning
 from lowtide.graph.ir import Graph, ValueId
 from lowtide.lower.execute import boxed, boxed_backward, with_variants
 from lowtide.lower.rewrite import lower, lower_backward, repeated_ops, saved_values
@@ -96,6 +97,13 @@ def plan_and_lower(
     joint: fx.GraphModule, shape: Shape, session: Session, *, losses_only: bool
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and backward graphs that run the joint graph as `session` plans it."""
+    if any(node.meta.get("recompute") is not None for node in joint.graph.nodes):
+        warnings.warn(
+            "The model checkpoints parts of itself (torch.utils.checkpoint). The budget decides instead: lowtide plans "
+            "the whole graph as if it did not.",
+            LowtideWarning,
+            stacklevel=2,
+        )
     full = _program(joint, shape)
     idle = idle_tangents(joint) if losses_only else frozenset()
     program = _program(silence(joint, idle), shape) if idle else full
