@@ -94,7 +94,7 @@ def test_compiled_models() -> None:
     ("options", "error", "message"),
     [
         ({"planner": "gredy"}, errors.UnknownPlannerError, "greedy"),
-        ({"planner": 3}, errors.LowtideError, ""),
+        ({"planner": 3}, errors.InvalidOptionError, "neither"),
         ({"costs": "guessed"}, errors.InvalidOptionError, "measured"),
         ({"costs": 7}, errors.InvalidOptionError, "measured"),
         ({"plan": 7}, errors.InvalidOptionError, "not a Plan"),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from lowtide.errors import PlanFileError
 from lowtide.graph import samples
 from lowtide.plan import record
-from lowtide.plan.files import load_plan, save_plan
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
@@ -41,9 +40,9 @@ def edit(path, change):
 
 
 def test_round_trip(path):
-    plan = load_plan(path)
+    plan = Plan.load(path)
     assert plan == PLAN
-    save_plan(plan, path)
+    plan.save(path)
     assert Plan.load(str(path)) == plan
 
 
@@ -66,7 +65,7 @@ def test_saving_replaces_and_leaves_nothing_behind(path):
     path.write_text("old")
     PLAN.save(path)
     assert os.listdir(path.parent) == ["plan.json"]
-    assert load_plan(path) == PLAN
+    assert Plan.load(path) == PLAN
 
 
 def test_a_failed_save_keeps_the_old_file(path, monkeypatch):
@@ -91,22 +90,22 @@ def test_saving_where_nothing_can_be_written(tmp_path):
 
 def test_missing_file_and_directory(tmp_path):
     with pytest.raises(PlanFileError, match="no such file"):
-        load_plan(tmp_path / "nothing.json")
+        Plan.load(tmp_path / "nothing.json")
     with pytest.raises(PlanFileError, match="not a regular file"):
-        load_plan(tmp_path)
+        Plan.load(tmp_path)
 
 
 def test_huge_files_are_not_read(path, monkeypatch):
     monkeypatch.setattr(record, "MAX_FILE_BYTES", 100)
     with pytest.raises(PlanFileError, match="at most 100"):
-        load_plan(path)
+        Plan.load(path)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 10, 100, 500, 900])
 def test_truncated_files(path, keep):
     path.write_text(path.read_text()[:keep])
     with pytest.raises(PlanFileError, match="truncated"):
-        load_plan(path)
+        Plan.load(path)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +114,13 @@ def test_truncated_files(path, keep):
 def test_other_text(path, text):
     path.write_text(text)
     with pytest.raises(PlanFileError):
-        load_plan(path)
+        Plan.load(path)
 
 
 def test_bytes_that_are_no_text(path):
     path.write_bytes(b"\xff\xfe\x80pickle")
     with pytest.raises(PlanFileError, match="UTF-8"):
-        load_plan(path)
+        Plan.load(path)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_bytes_that_are_no_text(path):
 def test_edited_files(path, change, message):
     edit(path, change)
     with pytest.raises(PlanFileError, match=message):
-        load_plan(path)
+        Plan.load(path)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -166,4 +165,4 @@ def test_damage_is_refused_or_harmless(data, tmp_path_factory):
     stop = data.draw(st.integers(start, min(len(text), start + 30)))
     where.write_text(text[:start] + data.draw(st.text(max_size=5)) + text[stop:], encoding="utf-8", errors="replace")
     with contextlib.suppress(PlanFileError):
-        assert load_plan(where).schedule == PLAN.schedule
+        assert Plan.load(where).schedule == PLAN.schedule

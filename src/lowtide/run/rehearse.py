@@ -11,12 +11,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from lowtide.errors import CaptureError, InvalidInputError, InvalidModelError, LowtideError
+from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.plan.result import Plan
 from lowtide.run.backend import check_devices, make_backend
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
-from lowtide.run.wrapped import compiled, lowtide_cause, wrapped_of
+from lowtide.run.translate import own_error
+from lowtide.run.wrapped import compiled, wrapped_of
 
 
 def rehearse(model: Callable[..., Any], args: Any, kwargs: Any, settings: Settings) -> list[Plan]:
@@ -50,13 +51,9 @@ def _call_on_fakes(model: Callable[..., Any], args: Any, kwargs: Any, session: S
         plain = twin._call_impl if isinstance(twin, nn.Module) else twin
         with mode:
             compiled(plain, make_backend(session, run=False))(*args, **kwargs)
-    except LowtideError:
-        raise
     except Exception as error:
-        ours = lowtide_cause(error)
-        if ours is not None:
-            raise ours from None
-        raise CaptureError(f"The model could not be captured: {error}") from error
+        own = own_error(error)
+        raise own from own.__cause__
 
 
 def _without_wrapping(model: Callable[..., Any]) -> Callable[..., Any]:

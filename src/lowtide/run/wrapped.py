@@ -12,20 +12,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
-from lowtide.errors import (
-    CaptureError,
-    InvalidInputError,
-    InvalidModelError,
-    LowtideError,
-    LowtideWarning,
-    UnsupportedBackwardError,
-)
+from lowtide.errors import InvalidInputError, InvalidModelError, LowtideWarning, UnsupportedBackwardError
 from lowtide.run.backend import Backend, check_devices, make_backend
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
+from lowtide.run.translate import lowtide_cause, own_error
 from lowtide.run.verify import verify_call
 
 _NEAR_LIMIT = 2
@@ -57,16 +51,13 @@ class Wrapped:
         self.session.begin_call()
         try:
             result = self._planned(*args, **kwargs)
-        except LowtideError:
-            raise
         except Exception as error:
-            ours = lowtide_cause(error)
-            if ours is not None:
-                raise ours from None
-            self._explain_devices(args, kwargs)
-            if isinstance(error, TorchDynamoException):
-                raise CaptureError(f"The model could not be captured: {error}") from error
-            raise
+            if lowtide_cause(error) is None:
+                self._explain_devices(args, kwargs)
+                if not isinstance(error, TorchDynamoException):
+                    raise
+            own = own_error(error)
+            raise own from own.__cause__
         if len(self.session.plans) > num_plans or not num_plans:
             self.session.end_call()
             self._watch_limit()
@@ -126,22 +117,6 @@ def _logging_functions() -> set[Callable[..., Any]]:
     words = ("debug", "info", "warn", "error", "exception", "critical", "log")
     methods = vars(logging.Logger).items()
     return {method for name, method in methods if callable(method) and name.lower().startswith(words)}
-
-
-def lowtide_cause(error: BaseException) -> LowtideError | None:
-    """Return the lowtide error inside what the compiler raised, if there is one."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        current = pending.pop()
-        if current is None or id(current) in seen:
-            continue
-        if isinstance(current, LowtideError):
-            return current
-        seen.add(id(current))
-        inner = current.inner_exception if isinstance(current, BackendCompilerFailed) else None
-        pending += [inner, current.__cause__, current.__context__]
-    return None
 
 
 def _prepare_backward(result: Any) -> None:

@@ -1,0 +1,32 @@
+"""From what the compiler raises to lowtide's own errors."""
+
+from __future__ import annotations
+
+from torch._dynamo.exc import BackendCompilerFailed
+
+from lowtide.errors import CaptureError, LowtideError
+
+
+def own_error(error: BaseException) -> LowtideError:
+    """Return the lowtide error inside `error`, or a `CaptureError` with `error` as its cause."""
+    found = lowtide_cause(error)
+    if found is None:
+        found = CaptureError(f"The model could not be captured: {error}")
+        found.__cause__ = error
+    return found
+
+
+def lowtide_cause(error: BaseException) -> LowtideError | None:
+    """Return the lowtide error that `error` is or was caused by, if there is one."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        if isinstance(current, LowtideError):
+            return current
+        seen.add(id(current))
+        inner = current.inner_exception if isinstance(current, BackendCompilerFailed) else None
+        pending += [inner, current.__cause__, current.__context__]
+    return None
