@@ -38,7 +38,8 @@ def wrap(
         ```
 
     Planning happens at the first training call of each input signature. Calls in eval mode or without gradients are
-    not touched. The model object, its parameters and its `state_dict` keys stay what they are.
+    not touched. The model object, its parameters and its `state_dict` keys stay what they are. What is computed outside
+    of the model, such as a loss of its outputs, is not planned and its memory comes on top.
 
     Args:
         model: An `nn.Module`, changed in place, or a function.

@@ -39,6 +39,8 @@ def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters
     """
     _refuse_symbols(module)
     normalise(module)
+    if _has_tokens(module):
+        parameters = ()  # positions count from behind the tokens that order effects, and gradients do not
     return _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
 
 
@@ -270,6 +272,10 @@ def _device_of(module: fx.GraphModule) -> torch.device:
             "device at a time. Wrap the part of the model on each device by itself."
         )
     return accelerators.pop() if accelerators else torch.device("cpu")
+
+
+def _has_tokens(module: fx.GraphModule) -> bool:
+    return any("Token" in type(n.meta.get("desc")).__name__ for n in module.graph.find_nodes(op="placeholder"))
 
 
 def _refuse_symbols(module: fx.GraphModule) -> None:

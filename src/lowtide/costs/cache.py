@@ -34,12 +34,19 @@ def cache_dir() -> Path:
     if chosen := os.environ.get("LOWTIDE_CACHE_DIR"):
         return Path(chosen)
     if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        base = os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local"
     elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
+        base = _home() / "Library" / "Caches"
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        base = os.environ.get("XDG_CACHE_HOME") or _home() / ".cache"
     return Path(base) / "lowtide"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # an account without a home directory
+        return Path(tempfile.gettempdir())
 
 
 def clear() -> int:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 _DOOR = torch.autograd.graph._engine_run_backward.__code__
 _MOST_NODES = 20_000
@@ -24,7 +24,7 @@ class Ledger:
     """What the running backward pass does with gradients; looks it up when first asked."""
 
     def __init__(self) -> None:
-        self._edges: Counter[Node] | None = None
+        self._accumulators: dict[int, tuple[Node, int]] | None = None
 
     def accumulates_alone(self, parameter: torch.Tensor) -> bool:
         """Whether this pass accumulates into the parameter, and only from one node.
@@ -32,15 +32,15 @@ class Ledger:
         With a second path to the parameter autograd adds the gradients of both first, which rounds differently. A call
         of `torch.autograd.grad` accumulates nothing.
         """
-        accumulator = get_gradient_edge(parameter).node
+        if self._accumulators is None:
+            self._accumulators = _accumulators(_roots_of_running_backward())
+        accumulator, edges = self._accumulators.get(id(parameter), (None, 0))
+        if accumulator is None or edges != 1:
+            return False
         try:
-            if not torch._C._will_engine_execute_node(accumulator):
-                return False
+            return bool(torch._C._will_engine_execute_node(accumulator))
         except RuntimeError:  # how the engine says that it captures this gradient instead (`torch.autograd.grad`)
             return False
-        if self._edges is None:
-            self._edges = _count_edges(_roots_of_running_backward())
-        return self._edges[accumulator] == 1
 
 
 def open_ledger() -> Ledger:
@@ -83,8 +83,11 @@ def _roots_of_running_backward() -> Sequence[Any]:
     return () if frame is None else tuple(frame.f_locals["t_outputs"])
 
 
-def _count_edges(roots: Sequence[Any]) -> Counter[Node]:
-    """Return how many edges lead into each node reachable from `roots`; nothing if the graph is very large."""
+def _accumulators(roots: Sequence[Any]) -> dict[int, tuple[Node, int]]:
+    """Return, by identity of the parameter, the node that accumulates into it and how many edges lead there.
+
+    Nothing is returned if the graph is very large.
+    """
     edges: Counter[Node] = Counter()
     stack = [root.node if isinstance(root, GradientEdge) else root.grad_fn for root in roots]
     seen = set()
@@ -94,8 +97,8 @@ def _count_edges(roots: Sequence[Any]) -> Counter[Node]:
             continue
         seen.add(node)
         if len(seen) > _MOST_NODES:
-            return Counter()
+            return {}
         following = [nxt for nxt, _ in node.next_functions if nxt is not None]
         edges.update(following)
         stack += following
-    return edges
+    return {id(node.variable): (node, count) for node, count in edges.items() if hasattr(node, "variable")}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from lowtide.capture.program import is_tangent
 from lowtide.errors import LowtideWarning
 
 _VARIANTS = "lowtide_variants"
+_MOST_FRAMES = 12
 
 Builder = Callable[[frozenset[int]], fx.GraphModule]
 
@@ -29,6 +32,36 @@ def boxed(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[li
     run._boxed_call = True  # type: ignore[attr-defined]
     _allow_retain_graph()
     return run
+
+
+def boxed_forward(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, on_run: Callable[[Any], None]
+) -> Callable[[list[Any]], Any]:
+    """Return the same as `boxed` for a forward graph; `on_run` is told of each run, with its autograd node or None."""
+    plain = boxed(module, example_inputs)
+
+    def run(args: list[Any]) -> Any:
+        on_run(_autograd_node())
+        return plain(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _autograd_node() -> Any:
+    """Return the node of the autograd function whose forward is running, or None where it cannot be seen.
+
+    AOTAutograd calls us from inside that forward and does not pass its context on; it is on the stack.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return None
+        context = frame.f_locals.get("ctx")
+        if isinstance(context, torch.autograd.function.BackwardCFunction):
+            return context
+        frame = frame.f_back
+    return None
 
 
 def boxed_backward(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:

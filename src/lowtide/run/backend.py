@@ -6,19 +6,22 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.capture.faithful import faithful_tracing
 from lowtide.capture.joint import make_program
 from lowtide.capture.program import Program
 from lowtide.capture.silence import idle_tangents, silence
-from lowtide.errors import CaptureError, InvalidInputError, LowtideError, LowtideWarning
+from lowtide.errors import CaptureError, InvalidInputError, LowtideError, LowtideWarning, UnsupportedBackwardError
 from lowtide.graph.ir import Graph, ValueId
-from lowtide.lower.execute import boxed, boxed_backward, with_variants
+from lowtide.lower.execute import boxed, boxed_backward, boxed_forward, with_variants
 from lowtide.lower.rewrite import lower, lower_backward, repeated_ops, saved_values
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
@@ -76,11 +79,18 @@ def make_backend(session: Session, *, run: bool = True, losses_only: bool = True
 
     def backend(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         _check_inputs(example_inputs)
-        compile_graph = aot_autograd(fw_compiler=boxed, bw_compiler=boxed_backward, partition_fn=partition)
-        try:
-            return compile_graph(module, example_inputs)  # type: ignore[no-any-return]
-        except PlannedWithoutRunning:
-            return module.forward
+        compile_graph = aot_autograd(
+            fw_compiler=partial(boxed_forward, on_run=partial(_prepare_run, session, losses_only)),
+            bw_compiler=boxed_backward,
+            inference_compiler=boxed,
+            partition_fn=partition,
+        )
+        # Eager runs backward without autocast unless the caller switches it on there.
+        with faithful_tracing(), functorch_config.patch(backward_pass_autocast="off"):
+            try:
+                return compile_graph(module, example_inputs)  # type: ignore[no-any-return]
+            except PlannedWithoutRunning:
+                return module.forward
 
     return backend
 
@@ -151,6 +161,25 @@ def _own_errors() -> Iterator[None]:
         raise
     except Exception as error:
         raise CaptureError(f"Planning failed with {type(error).__name__}: {error}") from error
+
+
+def _prepare_run(session: Session, losses_only: bool, node: Any) -> None:
+    """Note that a planned graph runs, and make its autograd node behave as the plan expects."""
+    session.ran = True
+    if node is None:
+        return
+    if losses_only:
+        node.set_materialize_grads(False)
+    node.register_prehook(_refuse_second_derivative)
+
+
+def _refuse_second_derivative(gradients: Any) -> None:
+    del gradients
+    if torch.is_grad_enabled():
+        raise UnsupportedBackwardError(
+            "create_graph=True asks for a second derivative, which a planned graph does not have. Use "
+            "lowtide.unwrap(model) for losses with gradient penalties, or leave that part of the model unwrapped."
+        )
 
 
 def _check_inputs(inputs: Sequence[Any]) -> None:

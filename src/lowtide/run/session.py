@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from lowtide import device as devices
 from lowtide.capture.program import Program
 from lowtide.costs import resolve_costs
-from lowtide.errors import CaptureError, InfeasibleBudgetError, LowtideWarning, PlanFileError
+from lowtide.errors import InfeasibleBudgetError, LowtideWarning, PlanFileError
 from lowtide.graph.costs import Costs
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
@@ -25,23 +25,21 @@ class Session:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.plans: list[Plan] = []
+        self.num_compiled = 0
+        self.ran = False
         self._calls_plans: list[Plan] = []
         self._breaks = 0
 
     def begin_call(self) -> None:
         """Note that a call of the model begins: graphs handed over from now on run one after the other."""
         self._calls_plans = []
+        self.ran = False
         self._breaks = num_graph_breaks()
 
     def end_call(self) -> None:
         """Tell the user if parts of this call are planned by themselves or not at all."""
         graphs, breaks = len(self._calls_plans), num_graph_breaks() - self._breaks
         self._calls_plans = []
-        if not self.plans:
-            raise CaptureError(
-                "Nothing of this call could be captured, so it would train without a budget: Python code in the model "
-                "cannot be traced (TORCH_LOGS=graph_breaks shows where), or nothing it computes needs a gradient."
-            )
         if graphs > 1 or breaks:
             warnings.warn(
                 f"The model was captured as {graphs} graphs because Python code between them cannot be traced "
@@ -54,6 +52,7 @@ class Session:
 
     def plan(self, program: Program) -> Plan:
         """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""
+        self.num_compiled += 1
         plan = self._given(program) or self._known(program) or self._new(program)
         if plan not in self.plans:
             self.plans.append(plan)

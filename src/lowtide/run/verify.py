@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowtide.errors import VerificationError
+from lowtide.run.outputs import tensors_in
 
 
 def verify_call(
@@ -19,7 +20,7 @@ def verify_call(
 
     Needs the memory of plain training once. Parameters' `.grad`, buffers and the generator are as before afterwards.
     """
-    before = _State(model)
+    before = ModelState(model)
     expected = _run(plain, model, args, kwargs)
     before.restore(model)
     found = _run(planned, model, args, kwargs)
@@ -32,7 +33,7 @@ def verify_call(
         )
 
 
-class _State:
+class ModelState:
     """Buffers and generator states, to be put back."""
 
     def __init__(self, model: nn.Module | None) -> None:
@@ -41,6 +42,7 @@ class _State:
         self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
     def restore(self, model: nn.Module | None) -> None:
+        """Put everything back as it was."""
         with torch.no_grad():
             for name, buffer in model.named_buffers() if model is not None else ():
                 buffer.copy_(self.buffers[name])
@@ -56,7 +58,7 @@ def _run(call: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: A
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     leaves = [leaf for leaf in inputs if leaf.requires_grad]
     parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
-    outputs = [leaf for leaf in pytree.tree_leaves(call(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+    outputs = tensors_in(call(*args, **kwargs))
     heads = [output for output in outputs if output.requires_grad]
     results: dict[str, Any] = {f"output {i}": output.detach().clone() for i, output in enumerate(outputs)}
     if heads and (parameters or leaves):

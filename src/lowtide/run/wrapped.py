@@ -7,7 +7,6 @@ import logging
 import types
 import warnings
 from collections.abc import Callable
-from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -15,14 +14,16 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
-from lowtide.errors import InvalidInputError, InvalidModelError, LowtideWarning, UnsupportedBackwardError
+from lowtide.errors import CaptureError, InvalidInputError, InvalidModelError, LowtideError, LowtideWarning
 from lowtide.run.backend import Backend, check_devices, make_backend
+from lowtide.run.outputs import tensors_in
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
 from lowtide.run.translate import lowtide_cause, own_error
-from lowtide.run.verify import verify_call
+from lowtide.run.verify import ModelState, verify_call
 
-_NEAR_LIMIT = 2
+_MANY_RECOMPILATIONS = 6
+_MOST_RECOMPILATIONS = 64
 
 
 class Wrapped:
@@ -47,10 +48,25 @@ class Wrapped:
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a planned training call."""
-        num_plans = len(self.session.plans)
-        self.session.begin_call()
+        session, num_compiled = self.session, self.session.num_compiled
+        before = None if session.plans else ModelState(self.model)
+        session.begin_call()
         try:
-            result = self._planned(*args, **kwargs)
+            result = self._run(args, kwargs)
+            self._refuse_unplanned(result)
+        except LowtideError:
+            if before is not None:
+                before.restore(self.model)
+            raise
+        if session.num_compiled > num_compiled:
+            session.end_call()
+            self._watch_limit()
+        return result
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        """Return the result of the compiled call; what the compiler raises becomes an error of ours."""
+        try:
+            return self._planned(*args, **kwargs)
         except Exception as error:
             if lowtide_cause(error) is None:
                 self._explain_devices(args, kwargs)
@@ -58,15 +74,20 @@ class Wrapped:
                     raise
             own = own_error(error)
             raise own from own.__cause__
-        if len(self.session.plans) > num_plans or not num_plans:
-            self.session.end_call()
-            self._watch_limit()
-        _prepare_backward(result)
-        return result
+
+    def _refuse_unplanned(self, result: Any) -> None:
+        """Raise if the call ran outside of any plan although it is to be differentiated."""
+        if not self.session.ran and any(tensor.requires_grad for tensor in tensors_in(result)):
+            raise CaptureError(
+                "Nothing of this call could be captured, so it would train without a budget: Python code in the model "
+                "cannot be traced (TORCH_LOGS=graph_breaks shows where), or its Python values change with every call "
+                f"and more than {_MOST_RECOMPILATIONS} variants of it have been compiled (TORCH_LOGS=recompiles shows "
+                "which)."
+            )
 
     def _trains(self) -> bool:
         training = self.model is None or self.model.training
-        return training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        return training and torch.is_grad_enabled() and not torch.compiler.is_dynamo_compiling()
 
     def _explain_devices(self, args: Any, kwargs: Any) -> None:
         """Raise our own error if the call failed because tensors are on several devices."""
@@ -79,14 +100,14 @@ class Wrapped:
             raise error from None
 
     def _watch_limit(self) -> None:
-        """Warn before PyTorch stops compiling new input signatures and would train unplanned."""
-        limit = torch._dynamo.config.recompile_limit
-        if len(self.session.plans) >= limit - _NEAR_LIMIT and not self._warned_of_limit:
+        """Warn when the model is compiled again and again, long before the compiler gives up."""
+        if self.session.num_compiled >= _MANY_RECOMPILATIONS and not self._warned_of_limit:
             self._warned_of_limit = True
             warnings.warn(
-                f"{len(self.session.plans)} different graphs have been planned for this model; PyTorch stops at "
-                f"{limit} input signatures and would then train without a plan. Pad inputs to fewer shapes, or raise "
-                "torch._dynamo.config.recompile_limit.",
+                f"This model has been compiled {self.session.num_compiled} times, once for each input shape and each "
+                "value of Python attributes it reads (TORCH_LOGS=recompiles shows which). Every time takes seconds, "
+                f"and after {_MOST_RECOMPILATIONS} training stops with an error. Pad inputs to fewer shapes, and keep "
+                "changing numbers in tensors.",
                 LowtideWarning,
                 stacklevel=4,
             )
@@ -103,7 +124,15 @@ def compiled(plain: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
 
     own = types.FunctionType(entry.__code__.replace(), entry.__globals__, "entry", None, entry.__closure__)
     planned = torch.compile(own, backend=backend, dynamic=False)
-    tracing = torch._dynamo.config.patch(ignore_logging_functions=_logging_functions())
+    tracing = torch._dynamo.config.patch(
+        ignore_logging_functions=_logging_functions(),
+        # Hooks added later must run, as in eager.
+        skip_nnmodule_hook_guards=False,
+        # Tensors rebuilt from the cache have other storage sizes than the ops give.
+        fake_tensor_cache_enabled=False,
+        recompile_limit=_MOST_RECOMPILATIONS,
+        accumulated_recompile_limit=8 * _MOST_RECOMPILATIONS,
+    )
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with tracing:
@@ -117,26 +146,6 @@ def _logging_functions() -> set[Callable[..., Any]]:
     words = ("debug", "info", "warn", "error", "exception", "critical", "log")
     methods = vars(logging.Logger).items()
     return {method for name, method in methods if callable(method) and name.lower().startswith(words)}
-
-
-def _prepare_backward(result: Any) -> None:
-    """Tell autograd not to make zeros for gradients that do not come, and to refuse a second derivative at once."""
-    for leaf in pytree.tree_leaves(result, is_leaf=is_dataclass):
-        for tensor in vars(leaf).values() if is_dataclass(leaf) and not isinstance(leaf, type) else (leaf,):
-            node = tensor.grad_fn if isinstance(tensor, torch.Tensor) else None
-            if node is not None and node.name() == "CompiledFunctionBackward":
-                node.set_materialize_grads(False)
-                node.register_prehook(_refuse_second_derivative)
-                return
-
-
-def _refuse_second_derivative(gradients: Any) -> None:
-    del gradients
-    if torch.is_grad_enabled():
-        raise UnsupportedBackwardError(
-            "create_graph=True asks for a second derivative, which a planned graph does not have. Use "
-            "lowtide.unwrap(model) for losses with gradient penalties, or leave that part of the model unwrapped."
-        )
 
 
 def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Module:
