@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 
@@ -92,44 +91,42 @@ def forget_running_statistics(module: fx.GraphModule) -> None:
 
 
 def restore_eager_dropout(module: fx.GraphModule) -> None:
-    """Put eager's dropout back where the traced one rounds differently, in place.
+    """Put eager's dropout back in place of the traced one, on the CPU, in place.
 
-    Eager on the CPU multiplies by noise that was divided by the keep probability in the tensor's own precision; the
-    traced op scales by a double. The products differ in the last bit for some probabilities in float32, and in
-    backward for nearly all of them in bfloat16 and float16.
+    Eager multiplies by noise that was divided by the keep probability in the tensor's own precision; the traced op
+    scales by a double. The products differ in the last bit for some probabilities in float32, and in backward for
+    nearly all of them in bfloat16 and float16. Its backward is also many times slower than this one. Only the mask is
+    kept for backward, one byte for an element.
 
-        out, mask = native_dropout(x, p)                     noise = bernoulli(x, 1 - p) / (1 - p)
-        ...                                           ->     out = x * noise
-        dx = native_dropout_backward(dout, mask, s)          dx = dout * noise
+        out, mask = native_dropout(x, p)                     drawn = bernoulli(x, 1 - p)
+        ...                                           ->     out, mask = x * (drawn / (1 - p)), drawn.to(bool)
+        dx = native_dropout_backward(dout, mask, s)          dx = dout * (mask.to(dtype) / (1 - p))
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
-        if train and _rounds_differently(x.meta["val"], p):
-            _replace_dropout(module.graph, node, x, p)
+        if train and 0 < p < 1 and x.meta["val"].device.type == "cpu":
+            _replace_dropout(module.graph, node, x, 1 - p)
 
 
-def _rounds_differently(x: torch.Tensor, p: float) -> bool:
-    if x.device.type != "cpu" or not 0 < p < 1:
-        return False
-    if x.dtype in (torch.bfloat16, torch.float16):
-        return True
-    return x.dtype is torch.float32 and np.float32(1) / np.float32(1 - p) != np.float32(1 / (1 - p))
-
-
-def _replace_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node, p: float) -> None:
+def _replace_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node, keep: float) -> None:
     results = {user.args[1]: user for user in node.users if is_getitem(user)}
     backwards = list(results[1].users) if 1 in results else []
     if any(user.target is not aten.native_dropout_backward.default for user in backwards):
         return
+    dtype = x.meta["val"].dtype
     with graph.inserting_before(node):
-        drawn = _call(graph, node, aten.bernoulli.p, (x, 1 - p), f"{node.name}_drawn")
-        noise = _call(graph, node, aten.div.Tensor, (drawn, 1 - p), f"{node.name}_noise")
+        drawn = _call(graph, node, aten.bernoulli.p, (x, keep), f"{node.name}_drawn")
+        noise = _call(graph, node, aten.div.Tensor, (drawn, keep), f"{node.name}_noise")
         out = _call(graph, node, aten.mul.Tensor, (x, noise), f"{node.name}_out")
+        if backwards:
+            mask = _call(graph, node, aten._to_copy.default, (drawn,), f"{node.name}_mask", dtype=torch.bool)
     if 0 in results:
         results[0].replace_all_uses_with(out)
     for user in backwards:
         with graph.inserting_before(user):
-            gradient = _call(graph, user, aten.mul.Tensor, (user.args[0], noise), f"{user.name}_mul")
+            kept = _call(graph, user, aten._to_copy.default, (mask,), f"{user.name}_kept", dtype=dtype)
+            scaled = _call(graph, user, aten.div.Tensor, (kept, keep), f"{user.name}_noise")
+            gradient = _call(graph, user, aten.mul.Tensor, (user.args[0], scaled), f"{user.name}_mul")
         user.replace_all_uses_with(gradient)
         graph.erase_node(user)
     for result in results.values():
@@ -137,12 +134,12 @@ def _replace_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node, p: float) -> No
     graph.erase_node(node)
 
 
-def _call(graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...], name: str) -> fx.Node:
+def _call(graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...], name: str, **kwargs: Any) -> fx.Node:
     """Insert a call with the place in the program of `like` and a fake result of its own."""
-    made = graph.create_node("call_function", target, args, name=name)
+    made = graph.create_node("call_function", target, args, kwargs, name=name)
     made.meta = copy.copy(like.meta)
     fakes = fx.node.map_arg(args, lambda node: node.meta["val"])
     mode = next(fake.fake_mode for fake in fakes if isinstance(fake, torch.Tensor))  # type: ignore[attr-defined]
     with mode:
-        made.meta["val"] = target(*fakes)
+        made.meta["val"] = target(*fakes, **kwargs)
     return made
