@@ -96,10 +96,10 @@ def restore_eager_dropout(module: fx.GraphModule) -> None:
     Eager multiplies by noise that was divided by the keep probability in the tensor's own precision; the traced op
     scales by a double. The products differ in the last bit for some probabilities in float32, and in backward for
     nearly all of them in bfloat16 and float16. Its backward is also many times slower than this one. Only the mask is
-    kept for backward, one byte for an element.
+    kept for backward, one byte for an element (as uint8, which converts faster than bool).
 
         out, mask = native_dropout(x, p)                     drawn = bernoulli(x, 1 - p)
-        ...                                           ->     out, mask = x * (drawn / (1 - p)), drawn.to(bool)
+        ...                                           ->     out, mask = x * (drawn / (1 - p)), drawn.to(uint8)
         dx = native_dropout_backward(dout, mask, s)          dx = dout * (mask.to(dtype) / (1 - p))
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
@@ -119,7 +119,7 @@ def _replace_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node, keep: float) ->
         noise = _call(graph, node, aten.div.Tensor, (drawn, keep), f"{node.name}_noise")
         out = _call(graph, node, aten.mul.Tensor, (x, noise), f"{node.name}_out")
         if backwards:
-            mask = _call(graph, node, aten._to_copy.default, (drawn,), f"{node.name}_mask", dtype=torch.bool)
+            mask = _call(graph, node, aten._to_copy.default, (drawn,), f"{node.name}_mask", dtype=torch.uint8)
     if 0 in results:
         results[0].replace_all_uses_with(out)
     for user in backwards:
