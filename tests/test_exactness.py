@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -292,6 +293,29 @@ def test_autocast(how: dict[str, Any]) -> None:
 def test_dropout_scales_as_eager_does(p: float, dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(p), nn.Tanh(), nn.Dropout(p), nn.Linear(16, 4)).to(dtype)
     assert_exact(model, [((args[0].to(dtype),), {}) for args, _ in floats(8, 16)])
+
+
+class DropView(nn.Module):
+    def __init__(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.lin, self.view = nn.Linear(16, 16), view
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(self.view(self.lin(x)), 0.1, self.training).square().mean()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda h: h.transpose(1, 2).tanh(),
+        lambda h: h.unsqueeze(0).contiguous(memory_format=torch.channels_last).tanh(),
+        lambda h: h[:, :1].expand(-1, 5, -1),
+        lambda h: h[:, ::2],
+        lambda h: h.permute(2, 0, 1),
+    ],
+)
+def test_dropout_draws_in_eagers_order(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert_exact(DropView(view), floats(3, 8, 16))
 
 
 def test_train_eval_switch_and_no_grad() -> None:
