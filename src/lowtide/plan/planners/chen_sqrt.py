@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
-from lowtide.graph.analysis import cut_points
-from lowtide.graph.ir import Graph, OpId, ValueId
+from lowtide.graph.analysis import Chain, Link, chain_of
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.problem import Problem
 from lowtide.schedule.expand import expand
@@ -33,7 +33,7 @@ class ChenSqrt(AbstractPlanner):
         """Return why there is no chain to cut, or None."""
         if problem.graph.boundary is None:
             return "it needs a graph with a forward and a backward phase"
-        found = len(cut_points(problem.graph))
+        found = len(chain_of(problem.graph, problem.costs).links) - 1
         if found < _MIN_CUTS:
             return f"it needs at least {_MIN_CUTS} cut points in forward and the graph has {found}"
         return None
@@ -41,21 +41,17 @@ class ChenSqrt(AbstractPlanner):
     def propose(self, problem: Problem, progress: Progress = silent) -> Proposal:
         """Return the schedule that keeps the borders and what the last segment made."""
         del progress
-        graph = problem.graph
-        cuts = cut_points(graph)
-        borders = _borders(graph, cuts, self.segments or max(2, math.isqrt(len(cuts))))
-        # Backward begins with the last segment, so recomputing it at once would free nothing.
-        last = borders[-1][0] if borders else -1
-        kept = {value for _, value in borders}
-        kept.update(value for op in graph.forward if op > last for value in graph.ops[op].outputs)
-        return Proposal(expand(graph, kept))
+        chain = chain_of(problem.graph, problem.costs)
+        segments = self.segments or max(2, math.isqrt(len(chain.links) - 1))
+        return Proposal(expand(problem.graph, chain.kept(_borders(chain, segments))))
 
 
-def _borders(graph: Graph, cuts: tuple[tuple[OpId, ValueId], ...], segments: int) -> list[tuple[OpId, ValueId]]:
-    """Return the cut points nearest to `segments` equal shares of the bytes that forward makes."""
-    made, total = {}, 0
-    for op in graph.forward:
-        total += sum(graph.values[value].bytes for value in graph.ops[op].outputs)
-        made[op] = total
-    chosen = {min(cuts, key=lambda cut: abs(made[cut[0]] - total * k / segments)) for k in range(1, segments)}
-    return sorted(chosen)
+def _borders(chain: Chain, segments: int) -> set[int]:
+    """Return the links whose ends are nearest to `segments` equal shares of the bytes that forward makes."""
+    made = list(accumulate(_bytes_made(chain, link) for link in chain.links))
+    ends = range(len(chain.links) - 1)
+    return {min(ends, key=lambda k: abs(made[k] - made[-1] * part / segments)) for part in range(1, segments)}
+
+
+def _bytes_made(chain: Chain, link: Link) -> int:
+    return sum(chain.graph.values[value].bytes for op in link.ops for value in chain.graph.ops[op].outputs)
