@@ -1,0 +1,1 @@
+"""The papers' experiments on the papers' networks: published figures beside ours."""
