@@ -105,7 +105,7 @@ class _Folder:
         base = view_base(node)
         if base is not None:
             self.value_of[node] = self.value_of[base]
-            if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            if _is_mutable(node):
                 self._add_op(node, kind, results=())
             return
         if is_getitem(node):
@@ -228,18 +228,29 @@ def _phases(module: fx.GraphModule, forward_outputs: Sequence[Any]) -> tuple[lis
             needed.add(node)
             stack += node.all_input_nodes
     late: set[fx.Node] = {n for n in module.graph.nodes if is_tangent(n)}
+    is_tagged = any("forward" in _tag(node) for node in module.graph.nodes if node.op == "call_function")
     forward: list[fx.Node] = []
     backward: list[fx.Node] = []
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
-        in_backward = "backward" in str(node.meta.get("partitioner_tag", ""))
+        # What the backward of a `torch.autograd.Function` calls is not tagged; all that forward calls is.
+        untagged = is_tagged and not _tag(node) and not _is_mutable(node)
+        in_backward = "backward" in _tag(node) or untagged
         if node not in needed and (in_backward or any(source in late for source in node.all_input_nodes)):
             late.add(node)
             backward.append(node)
         else:
             forward.append(node)
     return forward, backward
+
+
+def _tag(node: fx.Node) -> str:
+    return str(node.meta.get("partitioner_tag") or "")
+
+
+def _is_mutable(node: fx.Node) -> bool:
+    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
 def _changed_inputs(module: fx.GraphModule) -> set[fx.Node]:

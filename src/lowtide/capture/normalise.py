@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.capture.dropout import dropout_mask, dropout_noise
 from lowtide.capture.program import is_getitem
 
 aten = torch.ops.aten
@@ -91,65 +92,40 @@ def forget_running_statistics(module: fx.GraphModule) -> None:
 
 
 def restore_eager_dropout(module: fx.GraphModule) -> None:
-    """Put eager's dropout back in place of the traced one, on the CPU, in place.
-
-    Eager multiplies by noise that was divided by the keep probability in the tensor's own precision; the traced op
-    scales by a double. The products differ in the last bit for some probabilities in float32, and in backward for
-    nearly all of them in bfloat16 and float16. Its backward is also many times slower than this one. Only the mask is
-    kept for backward, one byte for an element (as uint8, which converts faster than bool).
-
-        out, mask = native_dropout(x, p)                     drawn = bernoulli(x, 1 - p)
-        ...                                           ->     out, mask = x * (drawn / (1 - p)), drawn.to(uint8)
-        dx = native_dropout_backward(dout, mask, s)          dx = dout * (mask.to(dtype) / (1 - p))
-    """
+    """Put eager's dropout back in place of the traced one, on the CPU, in place (see `capture.dropout`)."""
     for node in module.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
-        expanded = any(
-            stride == 0 and size > 1 for stride, size in zip(x.meta["val"].stride(), x.meta["val"].shape, strict=True)
-        )
-        if train and 0 < p < 1 and x.meta["val"].device.type == "cpu" and not expanded:
+        if train and 0 < p < 1 and x.meta["val"].device.type == "cpu":
             _replace_dropout(module.graph, node, x, 1 - p)
 
 
 def _replace_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node, keep: float) -> None:
+    """Rewrite one dropout and its backward.
+
+    out, mask = native_dropout(x, p)                     noise = dropout_noise(dropout_mask(x, 1 - p), 1 - p)
+    dx = native_dropout_backward(dout, mask, s)   ->     out, dx = x * noise, dout * noise
+    """
     results = {user.args[1]: user for user in node.users if is_getitem(user)}
     backwards = list(results[1].users) if 1 in results else []
     if any(user.target is not aten.native_dropout_backward.default for user in backwards):
         return
-    dtype = x.meta["val"].dtype
     with graph.inserting_before(node):
-        drawn = _draw(graph, node, x, keep)
-        noise = _call(graph, node, aten.div.Tensor, (drawn, keep), f"{node.name}_noise")
+        mask = _call(graph, node, dropout_mask, (x, keep), f"{node.name}_mask")
+        noise = _call(graph, node, dropout_noise, (mask, keep, x.meta["val"].dtype), f"{node.name}_noise")
         out = _call(graph, node, aten.mul.Tensor, (x, noise), f"{node.name}_out")
-        if backwards:
-            mask = _call(graph, node, aten._to_copy.default, (drawn,), f"{node.name}_mask", dtype=torch.uint8)
     # Views downstream share the storage of the fake tensors they were traced with.
     if 0 in results:
         out.meta["val"] = results[0].meta["val"]
         results[0].replace_all_uses_with(out)
     for user in backwards:
         with graph.inserting_before(user):
-            kept = _call(graph, user, aten._to_copy.default, (mask,), f"{user.name}_kept", dtype=dtype)
-            scaled = _call(graph, user, aten.div.Tensor, (kept, keep), f"{user.name}_noise")
-            gradient = _call(graph, user, aten.mul.Tensor, (user.args[0], scaled), f"{user.name}_mul")
+            gradient = _call(graph, user, aten.mul.Tensor, (user.args[0], noise), f"{user.name}_mul")
         gradient.meta["val"] = user.meta["val"]
         user.replace_all_uses_with(gradient)
         graph.erase_node(user)
     for result in results.values():
         graph.erase_node(result)
     graph.erase_node(node)
-
-
-def _draw(graph: fx.Graph, node: fx.Node, x: fx.Node, keep: float) -> fx.Node:
-    """Insert the drawing of noise for `x` in the order of its memory, as eager does and the op by itself does not."""
-    name, tensor = f"{node.name}_drawn", x.meta["val"]
-    if tensor.is_contiguous():
-        return _call(graph, node, aten.bernoulli.p, (x, keep), name)
-    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
-    straight = _call(graph, node, aten.permute.default, (x, order), f"{name}_straight")
-    drawn = _call(graph, node, aten.bernoulli.p, (straight, keep), name)
-    back = [order.index(dim) for dim in range(tensor.dim())]
-    return _call(graph, node, aten.permute.default, (drawn, back), f"{name}_back")
 
 
 def _call(graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...], name: str, **kwargs: Any) -> fx.Node:

@@ -19,7 +19,7 @@ _DECISIONS = {
 }  # fmt: skip
 _DECISION_OVERLOADS = {aten.max.dim, aten.min.dim, aten.cummax.default, aten.cummin.default}
 _COLLECTIVES = {"_c10d_functional", "c10d_functional", "_dtensor", "c10d"}
-_PURE = {"aten", "prims", "_quantized", "quantized_decomposed"}
+_PURE = {"aten", "prims", "lowtide", "_quantized", "quantized_decomposed"}
 
 
 def is_random(node: fx.Node) -> bool:

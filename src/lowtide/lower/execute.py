@@ -14,6 +14,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from lowtide.capture.program import is_tangent
 from lowtide.errors import LowtideWarning
+from lowtide.lower.quicken import quicken
 
 _VARIANTS = "lowtide_variants"
 _MOST_FRAMES = 12
@@ -96,6 +97,7 @@ def with_variants(backward: fx.GraphModule, silenced: frozenset[int], build: Bui
 
 
 def _generate(module: fx.GraphModule) -> Callable[..., Any]:
+    module = quicken(module)
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     return module.forward

@@ -36,13 +36,14 @@ _ELEMENTWISE = (
     "permute pow reciprocal remainder repeat roll round rsqrt rsub scalar_tensor select sign sin slice split "
     "sqrt square stack sub to transpose tril triu view where zeros zeros_like"
 )
-_CHEAP = frozenset(" ".join((_NORMALISATION, _ACTIVATION, _POOLING, _ELEMENTWISE)).split())
+_OWN = "dropout_noise"
+_CHEAP = frozenset(" ".join((_NORMALISATION, _ACTIVATION, _POOLING, _ELEMENTWISE, _OWN)).split())
 
 
 def is_cheap(target: str) -> bool:
     """Whether `target`, such as "aten.relu.default", is known to be cheap for the size of its result."""
     namespace, _, name = target.partition(".")
-    return namespace in ("aten", "prims") and name.split(".")[0] in _CHEAP
+    return namespace in ("aten", "prims", "lowtide") and name.split(".")[0] in _CHEAP
 
 
 @dataclass(frozen=True, kw_only=True)
