@@ -71,6 +71,12 @@ _TABLE = (
     _figures("l4", "l4", tera=(0.473, 30.3, 121, 121), gigabytes=300, gib=24),
     # NVIDIA T4 data sheet; float64 at 1/32 of float32 (Turing white paper); it has no bfloat16 units.
     _figures("t4", "t4", tera=(0.253, 8.1, 65, 8.1), gigabytes=320, gib=16),
+    # NVIDIA Turing architecture white paper (reference clocks); float64 at 1/32 of float32; no bfloat16 units.
+    _figures("rtx2080ti", "rtx 2080 ti", tera=(0.42, 13.45, 53.8, 13.45), gigabytes=616, gib=11),
+    # GeForce GTX TITAN X (Maxwell), 3072 lanes x 2 at 1 GHz; float64 at 1/32 of float32, 16-bit floats as float32.
+    _figures("titanx", "gtx titan x", tera=(0.192, 6.144, 6.144, 6.144), gigabytes=336.5, gib=12),
+    # NVIDIA Tesla K40 board specification, without boost; 16-bit floats as float32.
+    _figures("k40c", "k40c", tera=(1.43, 4.29, 4.29, 4.29), gigabytes=288, gib=12),
     # AMD Instinct MI300X data sheet.
     _figures("mi300x", "mi300x", tera=(81.7, 163.4, 1307.4, 1307.4), gigabytes=5300, gib=192),
 )

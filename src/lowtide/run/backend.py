@@ -192,11 +192,21 @@ def _check_inputs(inputs: Sequence[Any]) -> None:
     check_devices([item for item in inputs if isinstance(item, torch.Tensor)])
 
 
-def check_devices(tensors: Sequence[torch.Tensor]) -> None:
-    """Raise `InvalidInputError` unless all tensors that are not host scalars are on one device that is served."""
+def check_devices(tensors: Sequence[torch.Tensor], *, data: bool = True) -> None:
+    """Raise `InvalidInputError` unless all tensors that are not host scalars are on one device that is served.
+
+    Args:
+        tensors: Parameters and inputs.
+        data: Whether they must have data; the meta device has none.
+    """
     found = sorted({str(tensor.device) for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"})
-    if len(found) > 1 or "meta" in found:
+    if len(found) > 1:
         raise InvalidInputError(
-            f"The model and its inputs are on {' and '.join(found)}; lowtide plans one real device. Move the inputs "
-            "to the model's device."
+            f"The model and its inputs are on {' and '.join(found)}; lowtide plans one real device, or lowtide.plan a "
+            "model that is on the meta device as a whole. Move the inputs to the model's device."
+        )
+    if data and "meta" in found:
+        raise InvalidInputError(
+            "The model and its inputs are on the meta device, which has no data to train on. lowtide.plan plans such "
+            "a model; to run it, move it to a real device (model.to_empty) and give it weights."
         )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.plan.result import Plan
 from lowtide.run.backend import check_devices, make_backend
+from lowtide.run.fakes import fake_copies
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
 from lowtide.run.translate import own_error
@@ -24,12 +24,12 @@ def rehearse(model: Callable[..., Any], args: Any, kwargs: Any, settings: Settin
     """Return the plans of the graphs that a training call of `model` consists of.
 
     The call is made on a copy of the model and its inputs that is made of fake tensors, so that nothing of the
-    user's changes and no memory is needed.
+    user's changes and no memory is needed. Model and inputs may also be without data, on the meta device.
     """
     if isinstance(model, nn.Module) and not model.training:
         raise InvalidModelError("The model is in eval mode, in which lowtide plans nothing. Call model.train() first.")
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    check_devices(tensors + (list(model.parameters()) if isinstance(model, nn.Module) else []))
+    check_devices(tensors + (list(model.parameters()) if isinstance(model, nn.Module) else []), data=False)
     session = Session(settings)
     session.begin_call()
     with torch.random.fork_rng(), torch.enable_grad():
@@ -46,8 +46,7 @@ def rehearse(model: Callable[..., Any], args: Any, kwargs: Any, settings: Settin
 def _call_on_fakes(model: Callable[..., Any], args: Any, kwargs: Any, session: Session) -> None:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        with FakeCopyMode(mode):
-            twin, args, kwargs = copy.deepcopy((_without_wrapping(model), tuple(args), dict(kwargs or {})))
+        twin, args, kwargs = fake_copies(_without_wrapping(model), args, kwargs, mode)
         plain = twin._call_impl if isinstance(twin, nn.Module) else twin
         with mode:
             compiled(plain, make_backend(session, run=False))(*args, **kwargs)

@@ -1,0 +1,58 @@
+"""PSPNet (Zhao et al. 2017) on a dilated ResNet-101, with an auxiliary head, as in Kusumoto et al.'s benchmark."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lowtide.reproduce.nets.layers import conv_norm
+from lowtide.reproduce.nets.resnet import BLOCKS, bottleneck
+
+
+class Pyramid(nn.Module):
+    """Appends averages over grids of several sizes, brought back to the input's resolution."""
+
+    def __init__(self, fan_in: int, grids: tuple[int, ...]) -> None:
+        super().__init__()
+        self.grids = grids
+        self.levels = nn.ModuleList(conv_norm(fan_in, fan_in // len(grids), 1) for _ in grids)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` and all levels, concatenated by channel."""
+        pooled = (F.avg_pool2d(x, (x.shape[-1] - 1) // grid) for grid in self.grids)
+        parts = [level(part) for level, part in zip(self.levels, pooled, strict=True)]
+        return torch.cat([x, *(_resized(part, x.shape[-2:]) for part in parts)], 1)
+
+
+class PSPNet(nn.Module):
+    """Returns main and auxiliary scores of every pixel."""
+
+    def __init__(self, classes: int = 17) -> None:
+        super().__init__()
+        stem = [conv_norm(3, 64, 3, 2, 1), conv_norm(64, 64, 3, 1, 1), conv_norm(64, 128, 3, 1, 1)]
+        self.early = nn.Sequential(*stem, nn.MaxPool2d(3, 2, 1, ceil_mode=True), *_stages(128, range(3)))
+        self.late = nn.Sequential(*_stages(1024, range(3, 4)), Pyramid(2048, (6, 3, 2, 1)))
+        self.head = nn.Sequential(conv_norm(4096, 512, 3, 1, 1), nn.Dropout(0.1), nn.Conv2d(512, classes, 1))
+        self.aux = nn.Sequential(conv_norm(1024, 512, 3, 1, 1), nn.Dropout(0.1), nn.Conv2d(512, classes, 3, padding=1))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return main and auxiliary scores at the resolution of the images."""
+        features = self.early(images)
+        aux = _resized(self.aux(features), images.shape[-2:])
+        return _resized(self.head(self.late(features)), images.shape[-2:]), aux
+
+
+def _stages(fan_in: int, stages: range) -> list[nn.Module]:
+    """Return blocks of ResNet-101 whose last two stages dilate instead of halving the resolution."""
+    blocks = []
+    for stage in stages:
+        width, stride, dilation = 64 * 2**stage, (1, 2, 1, 1)[stage], (1, 1, 2, 4)[stage]
+        for index in range(BLOCKS[101][stage]):
+            blocks.append(bottleneck(fan_in, width, 1 if index else stride, dilation=dilation))
+            fan_in = 4 * width
+    return blocks
+
+
+def _resized(x: Tensor, size: torch.Size) -> Tensor:
+    return F.interpolate(x, size, mode="bilinear", align_corners=True)
