@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_SECONDS ?= 1500
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-all lint format bench bench-exact bench-time bench-resident clean
+.PHONY: help demo picture test test-all lint format bench bench-exact bench-time bench-resident reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -40,6 +40,9 @@ bench-time: .venv/.installed-zoo ## step time against eager
 
 bench-resident: .venv/.installed-zoo ## the saving in the process's maximum resident size
 	$(BIN)/python benchmarks/resident.py
+
+reproduce: .venv/.installed-picture ## the papers' figures beside ours; GRAPHS=folder adds the authors' graph files
+	$(BIN)/python -m lowtide reproduce all --out docs/results/reproduce --force $(if $(GRAPHS),--graphs $(GRAPHS))
 
 clean: ## remove the environment and everything generated
 	rm -rf .venv out build .pytest_cache .mypy_cache .ruff_cache .hypothesis

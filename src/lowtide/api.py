@@ -88,8 +88,16 @@ def plan(
     """Return the plan for training `model` on such arguments, without running it.
 
     Shapes are worked out on fake tensors: no activation memory is needed, and parameters, gradients, buffers and the
-    random number generators are not touched. If the model is captured as several graphs, the plan of the one with the
+    random number generators are not touched. Model and arguments may be on the meta device, where they have no data at
+    all; the plan is then the one of the same model on the CPU. If the model is captured as several graphs, the plan of the one with the
     largest unplanned peak is returned and a warning says so.
+
+    Example:
+        ```python
+        with torch.device("meta"):
+            model, batch = LargeModel(), torch.empty(8, 4096, dtype=torch.int64)
+        plan = lowtide.plan(model, (batch,), budget="60GiB", costs="a100-80gb")
+        ```
 
     Args:
         model: An `nn.Module` in train mode, or a function.

@@ -11,6 +11,7 @@ from lowtide.errors import LowtideError
 
 COMMANDS: dict[str, str] = {
     "demo": "train two small models plain and inside a budget, and compare",
+    "reproduce": "repeat the papers' experiments: published figures beside ours",
 }
 
 

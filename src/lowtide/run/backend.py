@@ -207,6 +207,7 @@ def check_devices(tensors: Sequence[torch.Tensor], *, data: bool = True) -> None
         )
     if data and "meta" in found:
         raise InvalidInputError(
-            "The model and its inputs are on the meta device, which has no data to train on. lowtide.plan plans such "
-            "a model; to run it, move it to a real device (model.to_empty) and give it weights."
+            "The model and its inputs are on the meta device, which has no data to train on. lowtide.plan plans such a "
+            "model if it is an nn.Module or in the closure of a function. To run it, move it to a real device "
+            "(model.to_empty) and give it weights."
         )
