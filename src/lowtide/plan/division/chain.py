@@ -1,7 +1,8 @@
 """Cutting a row of vertices under a threshold, and the best cut over all thresholds.
 
 Between two kept vertices lies a segment; it costs what lies strictly inside it. With a threshold no segment may cost
-more, except one that is a single step from a vertex to the next.
+more, except a single step from a vertex to the next: in a chain thresholds begin at the dearest step, and in a graph
+such a step is divided further.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def cut(row: Row, limit: int) -> tuple[int, list[int]]:
 
     A shortest path over the vertices: an arc leads from one to another if the segment between them is allowed. The
     first vertex from which an arc leads to the next moves to the right only, so a queue of the least costs in the
-    window makes this linear. Where costs are equal fewer vertices are kept, then earlier ones.
+    window makes this linear. Where costs are equal fewer vertices are kept, then later ones.
     """
     last = len(row.stored) - 1
     before, counted = row.before, row.counted
@@ -62,7 +63,7 @@ def cut(row: Row, limit: int) -> tuple[int, list[int]]:
         came_from.append(window[0])
         here = (cost + row.stored[vertex], count + 1) if vertex < last else (cost, count)
         best.append(here)
-        while window and best[window[-1]] > here:
+        while window and best[window[-1]] >= here:
             window.pop()
         window.append(vertex)
     path, vertex = [], came_from[last]
@@ -109,7 +110,8 @@ def solve_chain(
         between=tuple([0] * (len(stored) - 1) if between is None else between),
     )
     check_row(row)
-    total, limit, path = minimise(Terms([(row.before, row.counted)]), lambda limit: cut(row, limit))
+    terms = Terms([(row.before, row.counted)])
+    total, limit, path = minimise(terms, lambda limit: cut(row, limit), least=max(row.between))
     return ChainCut(tuple(path), total, limit)
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lowtide.graph.ir import ValueId
+from lowtide.graph.ir import Graph, ValueId
 from lowtide.plan.base import Progress
 from lowtide.plan.problem import Problem
 from lowtide.schedule.expand import expand
 from lowtide.schedule.steps import Schedule
+
+_WORK = 400_000
+_FEW = 8
+
+
+def affordable(graph: Graph, plans: int) -> int:
+    """Return how many of `plans` plans to price: all on ordinary graphs, fewer on graphs of many thousand ops."""
+    return min(plans, max(_FEW, _WORK // max(1, len(graph.ops))))
 
 
 def best_of(problem: Problem, choices: Iterable[set[ValueId]], progress: Progress) -> Schedule:

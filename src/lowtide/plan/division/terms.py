@@ -65,13 +65,17 @@ class Terms:
         return sorted(found - {0})
 
 
-def minimise(terms: Terms, evaluate: Evaluate[Plan]) -> tuple[int, int, Plan]:
+def minimise(terms: Terms, evaluate: Evaluate[Plan], least: int = 0) -> tuple[int, int, Plan]:
     """Return the least sum of threshold and cost over all terms, with that threshold and the plan it gives.
 
-    `evaluate` returns the cost of what a threshold keeps and the plan; the cost must never grow with the threshold.
-    Of equal sums the one with the smallest threshold is returned. Without any term the threshold is 0.
+    Of equal sums the one with the smallest threshold is returned.
+
+    Args:
+        terms: The candidates.
+        evaluate: Returns the cost of what a threshold keeps, which never grows with the threshold, and the plan.
+        least: A term, or 0, which stands for keeping all that costs anything; smaller terms are not tried.
     """
-    low, high = terms.above(0) or 0, terms.largest
+    low, high = least, terms.largest
     known = {limit: evaluate(limit) for limit in (low, high)}
     best = min((known[limit][0] + limit, limit) for limit in known)
     stretches: list[tuple[int, int, int, int]] = []
@@ -95,12 +99,13 @@ def minimise(terms: Terms, evaluate: Evaluate[Plan]) -> tuple[int, int, Plan]:
     return *best, known[best[1]][1]
 
 
-def spread(terms: Terms, evaluate: Evaluate[Plan], count: int) -> list[Plan]:
+def spread(terms: Terms, evaluate: Evaluate[Plan], count: int, least: int = 0) -> list[Plan]:
     """Return the plans of up to `count` terms, by rising threshold, that differ in cost and are spread evenly.
 
-    Evenly means by ratio: the widest stretch between two thresholds whose costs differ is halved first.
+    Evenly means by ratio: the widest stretch between two thresholds whose costs differ is halved first. At least the
+    plans of the smallest and the largest threshold are returned. The arguments are those of `minimise`.
     """
-    low, high = terms.above(0) or 0, terms.largest
+    low, high = least, terms.largest
     known = {limit: evaluate(limit) for limit in (low, high)}
     stretches: list[tuple[float, int, int]] = []
 

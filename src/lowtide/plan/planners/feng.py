@@ -12,11 +12,14 @@ workspace, and as there is a budget, the plans of many thresholds are priced and
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from lowtide.errors import InvalidOptionError
+from lowtide.graph.ir import Graph, ValueId
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.division.family import best_of
+from lowtide.plan.division.family import affordable, best_of
 from lowtide.plan.division.solve import Solver
 from lowtide.plan.division.terms import spread
 from lowtide.plan.division.view import tensor_view_of
@@ -28,13 +31,14 @@ class Feng(AbstractPlanner):
     """Divide forward into independent segments and keep what lies between them.
 
     Attributes:
-        plans: Number of thresholds to price with the simulator besides the paper's answer; 0 returns that answer,
+        plans: Largest number of plans to price with the simulator besides the paper's answer; 0 returns that answer,
             whatever the budget.
-        count_all: Count every tensor of a segment, as the paper does. Otherwise those that backward does not read count
-            nothing inside a segment, which is what the paper reaches by merging ops that work in place.
+        count_all: Whether every tensor of a segment counts in the paper's answer, also those that backward does not
+            read. The paper merges ops that work in place, so its tensors are mostly ones that backward reads. The
+            priced plans come from both ways to count.
     """
 
-    plans: int = 60
+    plans: int = 80
     count_all: bool = False
 
     def __post_init__(self) -> None:
@@ -49,9 +53,16 @@ class Feng(AbstractPlanner):
     def propose(self, problem: Problem, progress: Progress = silent) -> Proposal:
         """Return the fastest of the priced plans that fits, else the one with the least peak."""
         progress("feng: dividing the forward pass")
-        view = tensor_view_of(problem.graph, count_all=self.count_all)
-        solver = Solver(view.tensors)
-        found = [solver.best().division]
+        choices = [_choices(problem.graph, self.count_all, 0)]
         if self.plans:
-            found += spread(solver.terms, solver.at, self.plans)
-        return Proposal(best_of(problem, (view.kept(division.checkpoints) for division in found), progress))
+            share = affordable(problem.graph, self.plans) // 2
+            choices += [_choices(problem.graph, count_all, share) for count_all in (False, True)]
+        return Proposal(best_of(problem, chain.from_iterable(choices), progress))
+
+
+def _choices(graph: Graph, count_all: bool, plans: int) -> Iterator[set[ValueId]]:
+    """Yield what the best division keeps, or what the divisions of `plans` thresholds keep."""
+    view = tensor_view_of(graph, count_all=count_all)
+    solver = Solver(view.tensors)
+    found = spread(solver.terms, solver.at, plans) if plans else [solver.best().division]
+    return (view.kept(division.checkpoints) for division in found)

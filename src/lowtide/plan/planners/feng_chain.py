@@ -18,7 +18,7 @@ from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, chain_of
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.division.chain import Row, cut
-from lowtide.plan.division.family import best_of
+from lowtide.plan.division.family import affordable, best_of
 from lowtide.plan.division.terms import Terms, minimise, spread
 from lowtide.plan.problem import Problem
 
@@ -28,11 +28,11 @@ class FengChain(AbstractPlanner):
     """Keep the values at some cut points and recompute what lies between.
 
     Attributes:
-        plans: Number of thresholds to price with the simulator besides the paper's answer; 0 returns that answer,
+        plans: Largest number of plans to price with the simulator besides the paper's answer; 0 returns that answer,
             whatever the budget.
     """
 
-    plans: int = 60
+    plans: int = 80
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -53,9 +53,10 @@ class FengChain(AbstractPlanner):
         chain = chain_of(problem.graph, problem.costs)
         row = row_of(chain)
         terms = Terms([(row.before, row.counted)])
-        found = [minimise(terms, lambda limit: cut(row, limit))[2]]
+        least = max(row.between)
+        found = [minimise(terms, lambda limit: cut(row, limit), least)[2]]
         if self.plans:
-            found += spread(terms, lambda limit: cut(row, limit), self.plans)
+            found += spread(terms, lambda limit: cut(row, limit), affordable(problem.graph, self.plans), least)
         # The first vertex of the row stands for what is there before forward, so link k is vertex k + 1.
         return Proposal(best_of(problem, (chain.kept(vertex - 1 for vertex in path) for path in found), progress))
 
