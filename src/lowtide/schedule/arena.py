@@ -12,7 +12,7 @@ generators are not.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,13 +22,14 @@ from lowtide.schedule.steps import Schedule
 
 Pair = tuple[ValueId, ValueId]
 
-_ELEMENT_WISE = frozenset(
+_NAMES = (
     "abs add addcdiv addcmul ceil celu clamp clamp_max clamp_min clone cos div elu elu_backward erf exp exp2 expm1 "
     "floor gelu gelu_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward "
     "leaky_relu leaky_relu_backward log log1p maximum minimum mish mish_backward mul neg pow reciprocal relu relu6 "
     "round rsqrt rsub sigmoid sigmoid_backward sign silu silu_backward sin softplus softplus_backward sqrt square sub "
-    "tanh tanh_backward threshold threshold_backward".split()
+    "tanh tanh_backward threshold threshold_backward"
 )
+_ELEMENT_WISE = frozenset(_NAMES.split())
 
 
 class Reuse(Enum):
@@ -65,19 +66,6 @@ def element_wise_pairs(graph: Graph) -> InPlace:
     return InPlace(pairs)
 
 
-@dataclass(slots=True)
-class _Instance:
-    """One storage of a value: its size, the uses still to come, and the buffer it lies in, if any."""
-
-    value: ValueId
-    bytes: int
-    uses: int = 0
-    buffer: int | None = None
-
-
-_Touched = dict[ValueId, _Instance]
-
-
 def arena_bytes(
     graph: Graph,
     schedule: Schedule,
@@ -101,24 +89,18 @@ def arena_bytes(
     if match_range < 1:
         raise InvalidOptionError(f"The match range is {match_range}; it must be at least 1.")
     pairs = {} if in_place is None or reuse is Reuse.NONE else _checked(graph, in_place)
-    outside = frozenset(external)
-    arena = _Arena(match_range if reuse is Reuse.SHARING else 0)
-    steps, handed_over = _touched(graph, schedule, outside)
-    for step, (op, reads, writes) in enumerate(steps):
+    touched = _touched(graph, schedule, frozenset(external))
+    arena = _Arena(touched, match_range if reuse is Reuse.SHARING else 0)
+    last = len(schedule.forward) - 1
+    for step, (op, reads, writes) in enumerate(zip(schedule.steps, touched.reads, touched.writes, strict=True)):
         for source, target in pairs.get(op, ()):
-            _hand_over(reads.get(source), writes.get(target))
-        for instance in sorted(writes.values(), key=lambda made: -made.bytes):
-            if instance.buffer is None:
-                instance.buffer = arena.allocate(instance.bytes)
-        for instance in reads.values():
-            _use(arena, instance)
-        for instance in writes.values():
-            if not instance.uses:
-                arena.release(instance)
-        if step == len(schedule.forward) - 1:
-            for instance in handed_over:
-                _use(arena, instance)
-    return sum(arena.sizes)
+            arena.hand_over(_find(touched, reads, source), _find(touched, writes, target))
+        arena.allocate(writes)
+        arena.use(reads)
+        arena.use_nothing(writes)
+        if step == last:
+            arena.use(touched.handed_over)
+    return sum(arena.buffers)
 
 
 def _checked(graph: Graph, in_place: InPlace) -> Mapping[OpId, tuple[Pair, ...]]:
@@ -136,77 +118,118 @@ def _checked(graph: Graph, in_place: InPlace) -> Mapping[OpId, tuple[Pair, ...]]
     return in_place.pairs
 
 
-class _Arena:
-    """The buffers, and those of them that are free, by size."""
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    """The instances of values that a schedule makes, numbered in order of birth, and when they are used.
 
-    def __init__(self, match_range: int) -> None:
-        self.sizes: list[int] = []
+    Attributes:
+        values: The value of each instance.
+        sizes: The bytes of each.
+        uses: The number of steps that read it, and one more for outputs of the graph, which are never done with, and
+            for values handed over when forward ends.
+        reads: For every step, the instances it reads.
+        writes: For every step, the instances it makes.
+        handed_over: The instances that are used once more when forward ends.
+    """
+
+    values: list[ValueId]
+    sizes: list[int]
+    uses: list[int]
+    reads: list[list[int]]
+    writes: list[range]
+    handed_over: list[int]
+
+
+def _touched(graph: Graph, schedule: Schedule, outside: frozenset[ValueId]) -> _Touched:
+    """Return what `schedule` touches, apart from inputs of the graph and values `outside` the arena."""
+    ops = graph.ops
+    values: list[ValueId] = []
+    uses: list[int] = []
+    reads: list[list[int]] = []
+    writes: list[range] = []
+    current: dict[ValueId, int] = {}
+    owner: dict[ValueId, int] = {}
+    ends = graph.held.union(graph.handovers)
+    ran: set[OpId] = set()
+    for step, op in enumerate(schedule.steps):
+        read = list({current[value]: None for value in ops[op].inputs if value in current})
+        for instance in read:
+            uses[instance] += 1
+        reads.append(read)
+        own_phase = step < len(schedule.forward) or not graph.is_forward(op)
+        start = len(values)
+        for value in graph.produced(op) if op in ran else ops[op].outputs:
+            if value not in outside:
+                current[value] = len(values)
+                if own_phase and value in ends:
+                    owner[value] = len(values)
+                values.append(value)
+                uses.append(0)
+        writes.append(range(start, len(values)))
+        ran.add(op)
+    handed_over = [owner[value] for value in graph.handovers if value in owner]
+    for instance in (*handed_over, *(owner[value] for value in graph.outputs if value in owner)):
+        uses[instance] += 1
+    return _Touched(values, [graph.values[value].bytes for value in values], uses, reads, writes, handed_over)
+
+
+def _find(touched: _Touched, instances: Sequence[int], value: ValueId) -> int | None:
+    """Return which of `instances` is one of `value`, if any."""
+    return next((instance for instance in instances if touched.values[instance] == value), None)
+
+
+class _Arena:
+    """Buffers, where each instance lies, how often it is still used, and which buffers are free, by size."""
+
+    def __init__(self, touched: _Touched, match_range: int) -> None:
+        self.buffers: list[int] = []
+        self._sizes = touched.sizes
+        self._uses = touched.uses.copy()
+        self._place: list[int | None] = [None] * len(touched.sizes)
         self._match_range = match_range
         self._free: list[tuple[int, int]] = []
 
-    def allocate(self, size: int) -> int:
+    def hand_over(self, source: int | None, target: int | None) -> None:
+        """Give the buffer of `source` to `target` if this is its last use and the sizes are equal."""
+        if source is None or target is None or self._place[target] is not None:
+            return
+        if self._uses[source] == 1 and self._uses[target] and self._sizes[source] == self._sizes[target]:
+            self._place[target], self._uses[source] = self._place[source], 0
+
+    def allocate(self, instances: Sequence[int]) -> None:
+        """Give a buffer to each of `instances` that has none, largest first."""
+        for instance in instances if len(instances) <= 1 else sorted(instances, key=lambda made: -self._sizes[made]):
+            if self._place[instance] is None:
+                self._place[instance] = self._buffer(self._sizes[instance])
+
+    def use(self, instances: Sequence[int]) -> None:
+        """Count one use of each instance that is still used, and free its buffer after the last."""
+        for instance in instances:
+            if self._uses[instance]:
+                self._uses[instance] -= 1
+                if not self._uses[instance]:
+                    self._release(instance)
+
+    def use_nothing(self, instances: Sequence[int]) -> None:
+        """Free the buffers of new instances that nothing will use."""
+        for instance in instances:
+            if not self._uses[instance]:
+                self._release(instance)
+
+    def _buffer(self, size: int) -> int:
         """Return a buffer of at least `size` bytes: the smallest free one that suffices, else the largest, grown."""
         place = bisect_left(self._free, (size, -1))
         if place < len(self._free) and self._free[place][0] <= size * self._match_range:
             return self._free.pop(place)[1]
-        if self._match_range and place and self._free[place - 1][0] >= size // self._match_range:
+        if place and self._free[place - 1][0] >= size // self._match_range:
             buffer = self._free.pop(place - 1)[1]
-            self.sizes[buffer] = size
+            self.buffers[buffer] = size
             return buffer
-        self.sizes.append(size)
-        return len(self.sizes) - 1
+        self.buffers.append(size)
+        return len(self.buffers) - 1
 
-    def release(self, instance: _Instance) -> None:
-        """Make the buffer of `instance` free for later values, if this arena shares buffers."""
-        if self._match_range and instance.buffer is not None:
-            insort(self._free, (self.sizes[instance.buffer], instance.buffer))
-
-
-def _hand_over(source: _Instance | None, target: _Instance | None) -> None:
-    """Give the buffer of `source` to `target` if this is its last use and the sizes are equal."""
-    if source is None or target is None or source.buffer is None or target.buffer is not None:
-        return
-    if source.uses == 1 and target.uses and source.bytes == target.bytes:
-        target.buffer, source.buffer, source.uses = source.buffer, None, 0
-
-
-def _use(arena: _Arena, instance: _Instance) -> None:
-    """Count one use of `instance`, and free its buffer after the last one."""
-    if instance.uses:
-        instance.uses -= 1
-        if not instance.uses:
-            arena.release(instance)
-
-
-def _touched(
-    graph: Graph, schedule: Schedule, outside: frozenset[ValueId]
-) -> tuple[list[tuple[OpId, _Touched, _Touched]], list[_Instance]]:
-    """Return each step's op with the instances it reads and writes, and the instances held until forward ends.
-
-    Outputs of the graph have a use that never comes.
-    """
-    current: _Touched = {}
-    owner: _Touched = {}
-    ran: set[OpId] = set()
-    steps = []
-    for step, op in enumerate(schedule.steps):
-        reads = {value: current[value] for value in graph.ops[op].inputs if value in current}
-        for instance in reads.values():
-            instance.uses += 1
-        writes = {value: _Instance(value, graph.values[value].bytes) for value in _made(graph, op, ran, outside)}
-        current.update(writes)
-        if step < len(schedule.forward) or not graph.is_forward(op):
-            owner.update(writes)
-        ran.add(op)
-        steps.append((op, reads, writes))
-    held = [owner[value] for value in graph.outputs if value in owner]
-    handed_over = [owner[value] for value in graph.handovers if value in owner]
-    for instance in (*held, *handed_over):
-        instance.uses += 1
-    return steps, handed_over
-
-
-def _made(graph: Graph, op: OpId, ran: set[OpId], outside: frozenset[ValueId]) -> Iterator[ValueId]:
-    """Yield the values that a run of `op` makes inside the arena."""
-    made = graph.produced(op) if op in ran else graph.ops[op].outputs
-    return (value for value in made if value not in outside)
+    def _release(self, instance: int) -> None:
+        """Make the buffer of `instance` free for later ones, if buffers are shared."""
+        place = self._place[instance]
+        if self._match_range and place is not None:
+            insort(self._free, (self.buffers[place], place))
