@@ -2,5 +2,5 @@
 
 `multigraph` is the noun; `tree` divides it, with `segments` for the parts that are neither in a row nor side by side;
 `chain` cuts a row under a threshold; `terms` searches the thresholds; `solve` puts them together; `view` makes the
-multigraph of a training graph, and `family` prices the plans that the thresholds give.
+multigraph of a training graph, and `family` the schedules of many thresholds.
 """

@@ -19,6 +19,7 @@ from heapq import heappop, heappush
 from lowtide.graph.analysis import ambient_values
 from lowtide.graph.ir import Graph, OpId, ValueId
 from lowtide.plan.division.multigraph import Multigraph, sort_topologically
+from lowtide.schedule.expand import always_there
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def tensor_view_of(graph: Graph, *, count_all: bool = False) -> TensorView:
         count_all: Count every value in a segment, as the paper does, and not only those that backward reads.
     """
     ambient = ambient_values(graph)
-    there = {value for value in range(len(graph.values)) if _always_there(graph, value)} | ambient
+    there = {value for value in range(len(graph.values)) if always_there(graph, value)} | ambient
     ops = sorted(_needed_again(graph, there))
     vertex = {op: k for k, op in enumerate(ops, 1)}
     producers = [value.producer for value in graph.values]
@@ -67,15 +68,6 @@ def tensor_view_of(graph: Graph, *, count_all: bool = False) -> TensorView:
     ]
     edges += _loose_ends(len(ops) + 2, edges)
     return TensorView(graph, _with_costs(graph, edges, ops, there, count_all), tuple(ops), ambient)
-
-
-def _always_there(graph: Graph, value: ValueId) -> bool:
-    """Whether backward finds `value` without anyone keeping it or running its op again."""
-    producer = graph.values[value].producer
-    if producer is None or value in graph.held:
-        return True
-    op = graph.ops[producer]
-    return graph.is_forward(producer) and (bool(op.pinned) or value in op.first_run_only)
 
 
 def _needed_again(graph: Graph, there: Collection[ValueId]) -> set[OpId]:

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph, ValueId
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.division.family import affordable, best_of
+from lowtide.plan.candidates import best_of
+from lowtide.plan.division.family import affordable, schedules
 from lowtide.plan.division.solve import Solver
 from lowtide.plan.division.terms import spread
 from lowtide.plan.division.view import tensor_view_of
@@ -31,14 +31,14 @@ class Feng(AbstractPlanner):
     """Divide forward into independent segments and keep what lies between them.
 
     Attributes:
-        plans: Largest number of plans to price with the simulator besides the paper's answer; 0 returns that answer,
-            whatever the budget.
+        plans: About how many plans to price with the simulator besides the paper's answer, fewer on graphs of many
+            thousand ops; 0 returns that answer, whatever the budget.
         count_all: Whether every tensor of a segment counts in the paper's answer, also those that backward does not
             read. The paper merges ops that work in place, so its tensors are mostly ones that backward reads. The
             priced plans come from both ways to count.
     """
 
-    plans: int = 80
+    plans: int = 160
     count_all: bool = False
 
     def __post_init__(self) -> None:
@@ -53,16 +53,17 @@ class Feng(AbstractPlanner):
     def propose(self, problem: Problem, progress: Progress = silent) -> Proposal:
         """Return the fastest of the priced plans that fits, else the one with the least peak."""
         progress("feng: dividing the forward pass")
-        choices = [_choices(problem.graph, self.count_all, 0)]
-        if self.plans:
-            share = affordable(problem.graph, self.plans) // 2
-            choices += [_choices(problem.graph, count_all, share) for count_all in (False, True)]
-        return Proposal(best_of(problem, chain.from_iterable(choices), progress))
+        share = affordable(problem.graph, self.plans) // 2
+        ways = (self.count_all, not self.count_all) if self.plans else (self.count_all,)
+        choices = [kept for count_all in ways for kept in _choices(problem.graph, count_all, share)]
+        progress(f"feng: pricing up to {len(choices)} ways to divide it")
+        return Proposal(best_of(problem, schedules(problem.graph, choices)))
 
 
 def _choices(graph: Graph, count_all: bool, plans: int) -> Iterator[set[ValueId]]:
-    """Yield what the best division keeps, or what the divisions of `plans` thresholds keep."""
+    """Yield what the best division keeps, then what the divisions of `plans` thresholds keep."""
     view = tensor_view_of(graph, count_all=count_all)
     solver = Solver(view.tensors)
-    found = spread(solver.terms, solver.at, plans) if plans else [solver.best().division]
-    return (view.kept(division.checkpoints) for division in found)
+    yield view.kept(solver.best().division.checkpoints)
+    if plans:
+        yield from (view.kept(division.checkpoints) for division in spread(solver.terms, solver.at, plans))

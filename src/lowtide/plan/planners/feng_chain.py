@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, chain_of
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.candidates import best_of
 from lowtide.plan.division.chain import Row, cut
-from lowtide.plan.division.family import affordable, best_of
+from lowtide.plan.division.family import affordable, schedules
 from lowtide.plan.division.terms import Terms, minimise, spread
 from lowtide.plan.problem import Problem
 
@@ -28,11 +29,11 @@ class FengChain(AbstractPlanner):
     """Keep the values at some cut points and recompute what lies between.
 
     Attributes:
-        plans: Largest number of plans to price with the simulator besides the paper's answer; 0 returns that answer,
-            whatever the budget.
+        plans: About how many plans to price with the simulator besides the paper's answer, fewer on graphs of many
+            thousand ops; 0 returns that answer, whatever the budget.
     """
 
-    plans: int = 80
+    plans: int = 160
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -58,7 +59,8 @@ class FengChain(AbstractPlanner):
         if self.plans:
             found += spread(terms, lambda limit: cut(row, limit), affordable(problem.graph, self.plans), least)
         # The first vertex of the row stands for what is there before forward, so link k is vertex k + 1.
-        return Proposal(best_of(problem, (chain.kept(vertex - 1 for vertex in path) for path in found), progress))
+        choices = (chain.kept(vertex - 1 for vertex in path) for path in found)
+        return Proposal(best_of(problem, schedules(problem.graph, choices)))
 
 
 def row_of(chain: Chain) -> Row:
