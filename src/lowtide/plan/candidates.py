@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lowtide.plan.problem import Problem
+from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 
 
@@ -13,13 +14,17 @@ def best_of(problem: Problem, schedules: Iterable[Schedule]) -> Schedule:
 
     The first of equals wins. Each schedule is priced by the simulator; there must be at least one.
     """
+    return best_priced(problem, ((schedule, problem.price(schedule)) for schedule in dict.fromkeys(schedules)))
+
+
+def best_priced(problem: Problem, candidates: Iterable[tuple[Schedule, Trace]]) -> Schedule:
+    """Return the same as `best_of` for schedules that come with their trace."""
     best: tuple[bool, float, float] | None = None
     chosen: Schedule | None = None
-    for schedule in dict.fromkeys(schedules):
-        trace = problem.price(schedule)
+    for schedule, trace in candidates:
         fits = problem.fits(trace)
         key = (False, trace.seconds, trace.peak_bytes) if fits else (True, trace.peak_bytes, trace.seconds)
         if best is None or key < best:
             best, chosen = key, schedule
-    assert chosen is not None, "best_of needs at least one schedule"
+    assert chosen is not None, "there must be at least one schedule"
     return chosen

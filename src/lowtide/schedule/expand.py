@@ -17,7 +17,7 @@ def expand(graph: Graph, kept: Collection[ValueId], *, again: Collection[ValueId
     is recomputed anew for each backward op that reads it. Outputs of the graph and values whose op is pinned are
     always kept.
     """
-    available = {value for value in range(len(graph.values)) if _always_there(graph, value)}
+    available = {value for value in range(len(graph.values)) if always_there(graph, value)}
     available.update(kept)
     again = frozenset(again)
     backward: list[OpId] = []
@@ -60,7 +60,8 @@ def missing(graph: Graph, op: OpId, available: Collection[ValueId]) -> list[OpId
     return order
 
 
-def _always_there(graph: Graph, value: ValueId) -> bool:
+def always_there(graph: Graph, value: ValueId) -> bool:
+    """Whether backward finds `value` whatever is kept: it is an input or output, or only a first run makes it."""
     producer = graph.values[value].producer
     if producer is None or value in graph.held:
         return True

@@ -1,0 +1,1 @@
+"""Nested recomputation of a chain: pieces of forward and backward, what they cost, and operations on them."""
