@@ -8,20 +8,37 @@ from lowtide.errors import InvalidOptionError, UnknownPlannerError
 from lowtide.plan.auto import Auto
 from lowtide.plan.base import AbstractPlanner
 from lowtide.plan.planners.brute_force import BruteForce
+from lowtide.plan.planners.chen_greedy import ChenGreedy
+from lowtide.plan.planners.chen_recursive import ChenRecursive
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
 from lowtide.plan.planners.drop_cheap import DropCheap
+from lowtide.plan.planners.feng import Feng
+from lowtide.plan.planners.feng_chain import FengChain
 from lowtide.plan.planners.greedy import Greedy
+from lowtide.plan.planners.hong_cubic import HongCubic
+from lowtide.plan.planners.hong_linear import HongLinear
 from lowtide.plan.planners.keep_all import KeepAll
+from lowtide.plan.planners.revolve import Revolve
+from lowtide.plan.planners.rotor import Rotor
 
-_KEEP_ALL, _CHEN_SQRT, _DROP_CHEAP, _GREEDY = KeepAll(), ChenSqrt(), DropCheap(), Greedy()
+# Cheapest to run first: earlier planners win ties, and later ones start from what is known by then.
+_PORTFOLIO: dict[str, AbstractPlanner] = {
+    "keep_all": KeepAll(),
+    "drop_cheap": DropCheap(),
+    "chen_sqrt": ChenSqrt(),
+    "chen_greedy": ChenGreedy(),
+    "chen_recursive": ChenRecursive(),
+    "hong_cubic": HongCubic(),
+    "hong_linear": HongLinear(),
+    "feng_chain": FengChain(),
+    "feng": Feng(),
+    "revolve": Revolve(),
+    "rotor": Rotor(),
+    "greedy": Greedy(),
+}
 _PLANNERS: dict[str, AbstractPlanner] = {
-    "auto": Auto(
-        planners={"keep_all": _KEEP_ALL, "drop_cheap": _DROP_CHEAP, "chen_sqrt": _CHEN_SQRT, "greedy": _GREEDY}
-    ),
-    "keep_all": _KEEP_ALL,
-    "chen_sqrt": _CHEN_SQRT,
-    "drop_cheap": _DROP_CHEAP,
-    "greedy": _GREEDY,
+    "auto": Auto(planners={name: _PORTFOLIO[name] for name in ("keep_all", "drop_cheap", "chen_sqrt", "greedy")}),
+    **_PORTFOLIO,
     "brute_force": BruteForce(),
 }
 
