@@ -412,6 +412,25 @@ def test_view_has_one_source_and_one_target_and_real_edges(problem, count_all):
                 assert (vertex[producer], vertex[op]) in edges
 
 
+@pytest.mark.parametrize("seed", [6, 26, 45, 53, 81, 87, 171, 197])
+def test_ties_make_no_cycle(seed):
+    # Graphs with many beginnings in the middle, of which one was once put behind what it leads to.
+    view = tensor_view_of(samples.random_dag(seed, n=60 + seed % 100, reach=2 + seed % 5)[0])
+    assert len(topological_order(view.tensors)) == len(view.ops) + 2
+
+
+def test_a_conversion_far_before_its_use_does_not_hide_cut_points():
+    layers = {f"layer{k}": [f"layer{k - 1}", f"weight{k}"] for k in range(1, 9)}
+    graph = build(
+        {"layer0": ["x"]} | {f"weight{k}": ["x"] for k in range(1, 9)} | layers,
+        reads=["layer0", *layers, *(f"weight{k}" for k in range(1, 9))],
+    )
+    tree = divide(tensor_view_of(graph).tensors)
+    root = tree.nodes[0]
+    assert root.kind == "linear"
+    assert len(root.division) == 9
+
+
 # --- planners ---------------------------------------------------------------------------------------------------------
 
 

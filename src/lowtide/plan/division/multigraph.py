@@ -37,7 +37,7 @@ def topological_order(graph: Multigraph) -> list[int]:
     Raise `InvalidGraphError` if there is a cycle, or a vertex that is not on a path from source to target.
     """
     _check(graph)
-    order = sort_topologically(len(graph), graph.edges)
+    order = _sort(len(graph), graph.edges)
     if len(order) < len(graph):
         raise InvalidGraphError(f"The graph of tensors has a cycle among {len(graph) - len(order)} of its vertices.")
     tails, heads = {tail for tail, _ in graph.edges}, {head for _, head in graph.edges}
@@ -50,8 +50,8 @@ def topological_order(graph: Multigraph) -> list[int]:
     return order
 
 
-def sort_topologically(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the vertices 0 to `count` - 1 in a topological order, the smallest first; those on cycles are left out."""
+def _sort(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the vertices in a topological order, the smallest first; those behind a cycle are left out."""
     waiting = [0] * count
     after: list[list[int]] = [[] for _ in range(count)]
     for tail, head in edges:

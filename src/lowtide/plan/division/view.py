@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 
 from lowtide.graph.analysis import ambient_values
 from lowtide.graph.ir import Graph, OpId, ValueId
-from lowtide.plan.division.multigraph import Multigraph, sort_topologically
+from lowtide.plan.division.multigraph import Multigraph
 from lowtide.schedule.expand import always_there
 
 
@@ -107,20 +107,44 @@ def _loose_ends(count: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int,
     for tail, head in edges:
         after[tail].append(head)
         before[head].append(tail)
-    first = _tie(0, before, after, list(range(count)))
-    rank = [0] * count
-    for place, vertex in enumerate(sort_topologically(count, [*edges, *first])):
-        rank[vertex] = -place
-    rank[-1] = -count
-    last = _tie(count - 1, after, before, rank)
+    rank = _late_order(before, after)
+    first = _tie(0, before, after, rank)
+    last = _tie(count - 1, after, before, [-place for place in rank])
     return [*first, *((tail, head) for head, tail in last)]
+
+
+def _late_order(before: list[list[int]], after: list[list[int]]) -> list[int]:
+    """Return the places of the vertices in a topological order in which short beginnings come right before their use.
+
+    Depth first from every end, the predecessor with the longest way to it first.
+    """
+    depth = [0] * len(before)
+    for vertex, others in enumerate(before):
+        depth[vertex] = 1 + max((depth[other] for other in others), default=0)
+    place = [0] * len(before)
+    place[-1] = len(before)
+    count = 0
+    for end in range(1, len(before) - 1):
+        stack = [] if after[end] else [(end, False)]
+        while stack:
+            vertex, ready = stack.pop()
+            if place[vertex]:
+                continue
+            if ready:
+                count += 1
+                place[vertex] = count
+                continue
+            stack.append((vertex, True))
+            stack += [(other, False) for other in sorted(before[vertex], key=lambda other: (depth[other], -other))]
+    return place
 
 
 def _tie(start: int, before: list[list[int]], after: list[list[int]], rank: list[int]) -> list[tuple[int, int]]:
     """Return edges to all vertices that none leads to, so that `start` leads to all, and add them to the lists.
 
-    Such a vertex is put beside an edge: among those it leads to, the first that has a predecessor reached from `start`
-    lends that one. If there is none, the vertex is put behind the nearest dead end before it.
+    Such a vertex is put beside an edge: among those it leads to, the first with a predecessor that is reached from
+    `start` and ranks before the vertex lends that one. If there is none, the vertex is put behind the nearest dead end
+    before it. All edges go from lower to higher rank, so there is no cycle.
     """
     reached = [False] * len(rank)
     reached[start] = True
@@ -152,7 +176,7 @@ def _lender(
     heap, seen = [(rank[root], root)], {root}
     while heap:
         _, vertex = heappop(heap)
-        lenders = [other for other in before[vertex] if reached[other]]
+        lenders = [other for other in before[vertex] if reached[other] and rank[other] < rank[root]]
         if lenders:
             return max(lenders, key=rank.__getitem__)
         for other in after[vertex]:
