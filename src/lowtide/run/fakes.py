@@ -28,7 +28,10 @@ def fake_copies(model: Callable[..., Any], args: Any, kwargs: Any, mode: FakeTen
     """
     with FakeCopyMode(mode), _CopiesOfMeta(mode):
         memo: dict[int, Any] = {}
-        twin = _copy_function(model, memo) if _closes_over_meta(model) else copy.deepcopy(model, memo)
+        if isinstance(model, types.FunctionType) and _closes_over_meta(model):
+            twin = _copy_function(model, memo)
+        else:
+            twin = copy.deepcopy(model, memo)
         return twin, *copy.deepcopy((tuple(args), dict(kwargs or {})), memo)
 
 
@@ -64,10 +67,8 @@ def _is_meta(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta"
 
 
-def _closes_over_meta(model: Any) -> bool:
-    if not isinstance(model, types.FunctionType):
-        return False
-    return any(_is_meta(tensor) for tensor in _tensors_of(_contents(model)))
+def _closes_over_meta(function: types.FunctionType) -> bool:
+    return any(_is_meta(tensor) for tensor in _tensors_of(_contents(function)))
 
 
 def _contents(function: types.FunctionType) -> list[Any]:

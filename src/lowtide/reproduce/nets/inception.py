@@ -15,7 +15,7 @@ def _path(fan_in: int, *steps: Step) -> nn.Sequential:
     for width, kernel, *stride in steps:
         high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
         padding = (0, 0) if stride else (high // 2, wide // 2)
-        layers.append(conv_norm(fan_in, width, kernel, *(stride or [1]), padding))
+        layers.append(conv_norm(fan_in, width, kernel, stride[0] if stride else 1, padding))
         fan_in = width
     return nn.Sequential(*layers)
 

@@ -45,7 +45,7 @@ class PSPNet(nn.Module):
 
 def _stages(fan_in: int, stages: range) -> list[nn.Module]:
     """Return blocks of ResNet-101 whose last two stages dilate instead of halving the resolution."""
-    blocks = []
+    blocks: list[nn.Module] = []
     for stage in stages:
         width, stride, dilation = 64 * 2**stage, (1, 2, 1, 1)[stage], (1, 1, 2, 4)[stage]
         for index in range(BLOCKS[101][stage]):
