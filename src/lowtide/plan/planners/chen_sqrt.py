@@ -8,9 +8,11 @@ budget. Optimal up to a constant for a uniform chain: O(sqrt n) memory for one e
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
 
+from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, Link, chain_of
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.problem import Problem
@@ -28,6 +30,11 @@ class ChenSqrt(AbstractPlanner):
     """
 
     segments: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if self.segments < 0:
+            raise InvalidOptionError(f"The number of segments is {self.segments}; it must be at least 0.")
 
     def supports(self, problem: Problem) -> str | None:
         """Return why there is no chain to cut, or None."""
@@ -49,8 +56,13 @@ class ChenSqrt(AbstractPlanner):
 def _borders(chain: Chain, segments: int) -> set[int]:
     """Return the links whose ends are nearest to `segments` equal shares of the bytes that forward makes."""
     made = list(accumulate(_bytes_made(chain, link) for link in chain.links))
-    ends = range(len(chain.links) - 1)
-    return {min(ends, key=lambda k: abs(made[k] - made[-1] * part / segments)) for part in range(1, segments)}
+    last = len(chain.links) - 2
+    borders = set()
+    for part in range(1, segments):
+        goal = made[-1] * part / segments
+        link = bisect_left(made, goal, 0, last)
+        borders.add(link - 1 if link and goal - made[link - 1] <= made[link] - goal else link)
+    return borders
 
 
 def _bytes_made(chain: Chain, link: Link) -> int:
