@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from lowtide.plan.base import AbstractPlanner
 from lowtide.plan.planners.chen_greedy import Segments, code_budgets, greedy_segments, paper_budgets
@@ -131,6 +132,30 @@ def keep_dear(network: Network, segments: Segments, limit_bytes: int) -> Schedul
     return keeping(low)
 
 
+def page(*, only: Sequence[str] = (), graphs: Path | None = None, progress: Progress = silent) -> Page:
+    """Return the page for the networks in `only`, such as "resnet1001", "lstm64" or all of "lstm"; for all by default.
+
+    Args:
+        only: The networks.
+        graphs: Not used, for the authors published no graphs.
+        progress: Receives a line of text now and then.
+    """
+    del graphs
+    return reproduce(
+        progress,
+        stages=[depths for depths in STAGES if _wanted("resnet", _layers(depths), only)],
+        steps=[length for length in STEPS if _wanted("lstm", length, only)],
+    )
+
+
+def _wanted(kind: str, size: int, only: Sequence[str]) -> bool:
+    return not only or kind in only or f"{kind}{size}" in only
+
+
+def _layers(depths: Sequence[int]) -> int:
+    return 3 * sum(depths) + 2
+
+
 def reproduce(
     progress: Progress = silent,
     *,
@@ -147,14 +172,14 @@ def reproduce(
     rows: list[Row] = []
     figures: list[_Figures] = []
     for depths in stages:
-        progress(f"chen: ResNet with {sum(depths)} blocks")
+        progress(f"ResNet with {sum(depths)} blocks")
         network = resnet(depths)
-        figures.append(_Figures(network, 3 * sum(depths) + 2))
+        figures.append(_Figures(network, _layers(depths)))
         rows += _resnet_rows(figures[-1], dict(zip(_ORDER, STAGES.get(depths, ()), strict=False)))
     rows += _growth_rows("ResNet, layers", figures, (_SHARING, _PAPER, _CODE))
     figures = []
     for length in steps:
-        progress(f"chen: LSTM with {length} steps")
+        progress(f"LSTM with {length} steps")
         figures.append(_Figures(lstm(length), length))
         rows += _lstm_rows(figures[-1])
     rows += _growth_rows("LSTM, steps", figures, (_SHARING, _PAPER, _CODE))
