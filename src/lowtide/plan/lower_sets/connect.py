@@ -1,7 +1,7 @@
 """Which blocks below a lower set hold together, so that they cannot be computed as two blocks at the same cost.
 
-Take a lower set X with the boundary D, and the block X \\ L of a smaller one L. A lower set K between them adds nothing
-to the cache if every vertex of K \\ L outside D has all its readers in K. So a block holds together along every edge
+Take a lower set X with the boundary D, and the block X - L of a smaller one L. A lower set K between them adds nothing
+to the cache if every vertex of K - L outside D has all its readers in K. So a block holds together along every edge
 whose tail is not in D, in both directions; and along an edge whose tail is in D, the head pulls the tail with it. The
 block is irreducible if every vertex pulls all others.
 

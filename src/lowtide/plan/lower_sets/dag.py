@@ -13,6 +13,9 @@ from lowtide.errors import InvalidGraphError
 
 VertexSet = int
 
+# Four times this stays below the mark for "no such state" in the program's tables.
+MAX_BYTES = 1 << 58
+
 
 @dataclass(frozen=True)
 class Dag:
@@ -35,6 +38,8 @@ class Dag:
                 f"The DAG has {len(self.bytes)} sizes, {len(self.ticks)} times and {len(self.predecessors)} lists of "
                 "predecessors; there must be one of each for every vertex."
             )
+        if sum(self.bytes) > MAX_BYTES:
+            raise InvalidGraphError(f"The DAG has {sum(self.bytes)} bytes; at most {MAX_BYTES} can be reckoned with.")
         for vertex, before in enumerate(self.predecessors):
             if self.bytes[vertex] < 0 or self.ticks[vertex] < 0:
                 raise InvalidGraphError(

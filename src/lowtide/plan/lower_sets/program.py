@@ -104,15 +104,16 @@ class Table:
         steps = self.transitions.into(target)
         times = self.transitions.family.times
         if keep_last and target == len(times) - 1:
-            return times[-1] - times[self.transitions.source[steps]]
-        return self.transitions.kept_ticks[steps].astype(np.int64)
+            whole: Ints = times[-1] - times[self.transitions.source[steps]]
+            return whole
+        return self.transitions.kept_ticks[steps]
 
     def _room(self, target: int) -> Ints:
         """Return the most bytes that may be cached before each step to `target`."""
         family = self.transitions.family
         sources = self.transitions.source[self.transitions.into(target)]
-        taken = 2 * (family.sizes[target] - family.sizes[sources]) + family.later_bytes[target]
-        return np.int64(self.budget_bytes) - taken
+        taken: Ints = 2 * (family.sizes[target] - family.sizes[sources]) + family.later_bytes[target]
+        return self.budget_bytes - taken
 
     def _advance(self, target: int, gain: Ints, row: Ints) -> None:
         """Take all steps to `target` from all states, and lower the entries of `row` accordingly."""

@@ -1,6 +1,6 @@
 """Steps from one lower set to a larger one: the moves of the dynamic program.
 
-A step from L to L' computes the block L' \\ L and adds the boundary of L', as far as it lies in the block, to the cache.
+A step from L to L' computes the block L' - L and adds the boundary of L', as far as it lies in the block, to the cache.
 Between all lower sets there are up to n^2 / 2 steps, hundreds of millions for the larger networks, but few are needed:
 
 If there is a lower set K between L and L' such that no vertex of the block outside the boundary of L' is in the
@@ -8,10 +8,10 @@ boundary of K, then the two steps L, K, L' cache the same vertices as the one st
 memory. So L, L' can be left out. The argument, with M for bytes, c(X) for what backward through X still holds from
 outside X, and m for the bytes cached at L:
 
-- the second step starts with at most m + M(K \\ L) cached bytes and computes L' \\ K, so its peak is at most that of
-  L, L', which counts K \\ L twice;
-- the first step's peak is m + 2 M(K \\ L) + c(K). Each reader of K outside K is in L' \\ K or reads L' from outside,
-  and what it reads outside K is in L' \\ K, or is held for L' too. So c(K) is at most 2 M(L' \\ K) + c(L').
+- the second step starts with at most m + M(K - L) cached bytes and computes L' - K, so its peak is at most that of
+  L, L', which counts K - L twice;
+- the first step's peak is m + 2 M(K - L) + c(K). Each reader of K outside K is in L' - K or reads L' from outside,
+  and what it reads outside K is in L' - K, or is held for L' too. So c(K) is at most 2 M(L' - K) + c(L').
 
 What is left are the irreducible steps: 4.1 million instead of 121 million for GoogLeNet.
 """
@@ -22,13 +22,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lowtide.plan.lower_sets.connect import Paths, Shape
 from lowtide.plan.lower_sets.dag import as_set, members
 from lowtide.plan.lower_sets.family import Bools, Family, Ints
-
-Indices = npt.NDArray[np.int32]
 
 # Up to this many bits, a table with an entry for every number is quicker than sorting the numbers that occur.
 _TABLE_BITS = 16
@@ -48,9 +45,9 @@ class Transitions:
 
     family: Family
     start: Ints
-    source: Indices
+    source: Ints
     kept_bytes: Ints
-    kept_ticks: Indices
+    kept_ticks: Ints
 
     def __len__(self) -> int:
         return len(self.source)
@@ -81,7 +78,7 @@ def transitions_of(family: Family) -> Transitions:
             kept_bytes -= inside * sizes[vertex]
             kept_ticks -= inside * ticks[vertex]
         order = np.lexsort((kept_bytes, kept_ticks))
-        parts.append((sources[order].astype(np.int32), kept_bytes[order], kept_ticks[order].astype(np.int32)))
+        parts.append((sources[order], kept_bytes[order], kept_ticks[order]))
         start.append(start[-1] + len(sources))
     source, kept_bytes, kept_ticks = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Transitions(family, np.array(start, dtype=np.int64), source, kept_bytes, kept_ticks)
@@ -119,10 +116,10 @@ def _irreducible(family: Family, paths: Paths, target: int, sources: Ints) -> In
 
 def _missing(family: Family, sources: Ints, vertices: Sequence[int]) -> Bools:
     """Return which of `sources` do not have all of `vertices`."""
-    inside = family.member[vertices[0]].take(sources)
+    inside: Bools = family.member[vertices[0]].take(sources)
     for vertex in vertices[1:]:
         inside &= family.member[vertex].take(sources)
-    return ~inside
+    return np.logical_not(inside)
 
 
 def _hold(shape: Shape, classes: list[int], present: Bools) -> Bools:
