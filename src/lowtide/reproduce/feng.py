@@ -97,8 +97,8 @@ _PLAIN = (
     "each freed after its last use"
 )
 _PEAK = (
-    "theirs also has workspace, and a segment's tensors stay until all of it is done; ours are freed after their last "
-    "use, and ops that work in place do not hide that a tensor is not needed"
+    "theirs also has workspace, and PyTorch's checkpoint keeps a segment's tensors until autograd has passed them; "
+    "ours are freed after their last use"
 )
 _CUT = "of each one's own plain peak"
 _OVERHEAD = (
