@@ -410,6 +410,27 @@ def test_merged_chains_stay_within_the_limit():
     assert plan.overhead < 0.4
 
 
+def test_values_that_backward_does_not_read_are_no_borders():
+    builder = GraphBuilder()
+    value = builder.add_input("x", 100)
+    read = []
+    for k in range(6):
+        (unread,) = builder.add_op(f"sum{k}", [value], [(f"s{k}", 100)])
+        read += builder.add_op(f"relu{k}", [unread], [(f"r{k}", 100)])
+        value = read[-1]
+    builder.begin_backward()
+    (gradient,) = builder.add_op("loss", [value], [("g", 100)])
+    for k in reversed(range(6)):
+        (gradient,) = builder.add_op(f"b{k}", [gradient, read[k]], [(f"g{k}", 100)])
+    graph, costs = builder.build(outputs=[gradient]), builder.costs()
+    pieces = pieces_of(graph, costs, 100)
+    # The last sum stays a border, for no value behind it can stand for it.
+    assert [piece.value for piece in pieces.pieces] == [*read[:-1], unread, None]
+    # Plain training holds the six values that are read, the gradient and the next one; the model holds that sum too.
+    assert Problem(graph, costs, 1).baseline.peak_bytes == 800
+    assert profile(pieces, costs).plain_bytes == 900
+
+
 def test_refusals():
     for graph, costs in (samples.chain(5), samples.training_chain(1)):
         with pytest.raises(PlannerRefusedError, match="it needs"):

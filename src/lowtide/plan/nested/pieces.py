@@ -49,15 +49,18 @@ class Pieces:
 def pieces_of(graph: Graph, costs: Costs, most: int) -> Pieces:
     """Return `graph` as a chain of at most `most` pieces.
 
-    A chain with more links is merged: the links are divided into stretches of about equal weight, where the weight of a
-    link is its share of all seconds plus its share of all bytes, and each stretch ends at its smallest value.
+    A link whose value backward does not read is merged with the next one if that has no larger value: the next value is
+    as good a checkpoint, and keeping both would be a waste. A chain with still more links is merged further: the links
+    are divided into stretches of about equal weight, where the weight of a link is its share of all seconds plus its
+    share of all bytes, and each stretch ends at its smallest value.
     """
     chain = chain_of(graph, costs)
     fixed = frozenset(value for value in range(len(graph.values)) if always_there(graph, value)) | chain.ambient
-    ends = _ends(chain.links, most)
-    starts = [0, *(chain.links[end].ops.stop for end in ends)]
-    forward = [range(start, chain.links[end].ops.stop) for start, end in zip(starts, ends, strict=False)]
-    values = [chain.links[end].value for end in ends]
+    links = _worthwhile(graph, chain.links)
+    ends = _ends(links, most)
+    starts = [0, *(links[end].ops.stop for end in ends)]
+    forward = [range(start, links[end].ops.stop) for start, end in zip(starts, ends, strict=False)]
+    values = [links[end].value for end in ends]
     backward = _backward_parts(graph, forward, values, fixed)
     return Pieces(graph, tuple(map(Piece, forward, values, backward)), fixed)
 
@@ -65,6 +68,26 @@ def pieces_of(graph: Graph, costs: Costs, most: int) -> Pieces:
 def chain_length(graph: Graph, costs: Costs) -> int:
     """Return the number of cut points in the forward pass of `graph`."""
     return len(chain_of(graph, costs).links) - 1
+
+
+def _worthwhile(graph: Graph, links: Sequence[Link]) -> list[Link]:
+    """Return `links` without the values that backward does not read and a later one no larger can stand for."""
+    found = [links[-1]]
+    for link in reversed(links[:-1]):
+        following = found[-1]
+        assert link.value is not None, "only the last link has no value"
+        read = any(not graph.is_forward(reader) for reader in graph.readers[link.value])
+        if read or following.value is None or following.bytes > link.bytes:
+            found.append(link)
+        else:
+            found[-1] = Link(
+                range(link.ops.start, following.ops.stop),
+                following.value,
+                following.bytes,
+                link.inside_bytes + following.inside_bytes,
+                link.seconds + following.seconds,
+            )
+    return found[::-1]
 
 
 def _ends(links: Sequence[Link], most: int) -> list[int]:
@@ -76,10 +99,26 @@ def _ends(links: Sequence[Link], most: int) -> list[int]:
     size = sum(link.bytes + link.inside_bytes for link in links) or 1
     weights = [link.seconds / seconds + (link.bytes + link.inside_bytes) / size for link in links]
     reached = list(accumulate(weights))
-    stretches: dict[int, list[int]] = {}
-    for k in range(last):
-        stretches.setdefault(min(int(reached[k] / reached[-1] * (most - 1)), most - 2), []).append(k)
-    return [*(min(ends, key=lambda k: (links[k].bytes, -k)) for ends in stretches.values()), last]
+    # Heavy links leave stretches empty, so there may be more stretches than pieces.
+    stretches = most - 1
+    while len(wider := _fill(reached, 2 * stretches)) < most:
+        stretches *= 2
+        if len(wider) == last:
+            break
+    low, high = stretches, 2 * stretches
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if len(_fill(reached, middle)) < most else (low, middle)
+    return [*(min(ends, key=lambda k: (links[k].bytes, -k)) for ends in _fill(reached, low)), last]
+
+
+def _fill(reached: Sequence[float], stretches: int) -> list[list[int]]:
+    """Return the links but the last, divided into stretches of equal weight, without those that are empty."""
+    found: dict[int, list[int]] = {}
+    whole = reached[-1] or 1.0
+    for k in range(len(reached) - 1):
+        found.setdefault(min(int(reached[k] / whole * stretches), stretches - 1), []).append(k)
+    return list(found.values())
 
 
 def _backward_parts(

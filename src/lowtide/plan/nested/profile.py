@@ -21,7 +21,7 @@ from lowtide.schedule.steps import Schedule
 
 
 def profile(pieces: Pieces, costs: Costs) -> Stages:
-    """Return the figures of `pieces`; values that are always there count nothing."""
+    """Return the figures of `pieces`; values that are kept whatever is planned count as gradients do."""
     graph, n = pieces.graph, len(pieces)
     keeps = [wanted(pieces, k) for k in range(n)]
     before = [set(pieces.fixed) | _between(pieces, k - 1) for k in range(n)]
@@ -40,7 +40,7 @@ def profile(pieces: Pieces, costs: Costs) -> Stages:
         leaf_seconds=tuple(lean.recompute_seconds(k) for k in range(n)),
         backward_seconds=tuple(_seconds(costs, piece.backward) for piece in pieces.pieces),
         outputs=(0, *(sum(graph.values[value].bytes for value in _between(pieces, k)) for k in range(n))),
-        gradients=tuple(plain.gradients()),
+        gradients=tuple(plain.standing()),
         saved=tuple(sum(graph.values[value].bytes for value in values) for values in keeps),
         pass_bytes=tuple(_most_bytes(graph, costs, passing[k], _between(pieces, k)) for k in range(n)),
         keep_bytes=tuple(keep_bytes),
@@ -86,17 +86,18 @@ class _Backward:
         self._boundary = len(schedule.forward)
         self._parts = self._divide()
         self._made: list[list[Instance]] = [[] for _ in pieces.pieces]
-        gradients = []
+        standing = []
         for instance in instances(graph, schedule):
             producer = graph.values[instance.value].producer
             assert producer is not None, "inputs have no instances"
-            if not graph.is_forward(producer):
-                gradients.append(instance)
+            if not graph.is_forward(producer) or instance.value in pieces.fixed:
+                standing.append(instance)
             elif instance.birth < self._boundary:
                 self._made[self._piece_of(producer)].append(instance)
             else:
                 self._made[self._part_of(instance.birth)].append(instance)
-        self._gradients = _alive(gradients, range(len(self._steps)))
+        # Gradients, and what is kept whatever is planned.
+        self._standing = _alive(standing, range(len(self._steps)))
 
     def _divide(self) -> list[range]:
         """Return the steps of every piece's part; a repeated run belongs to the backward op that follows it."""
@@ -115,21 +116,21 @@ class _Backward:
     def _part_of(self, step: int) -> int:
         return bisect_left(self._parts, -step, key=lambda part: -part.start)
 
-    def gradients(self) -> list[int]:
-        """Return the bytes that backward has made and still needs when it comes to the input and each output."""
-        during, freed = self._gradients
+    def standing(self) -> list[int]:
+        """Return the bytes of gradients and fixed values alive when backward comes to the input and to each output."""
+        during, freed = self._standing
         borders = [len(self._steps), *(part.start for part in self._parts)]
-        return [during[step - 1] - freed[step - 1] if step > self._boundary else 0 for step in borders]
+        return [during[step - 1] - freed[step - 1] for step in borders]
 
     def most_bytes(self, layer: int, *, recomputed: bool) -> int:
-        """Return the most bytes during a part: gradients, workspace, and what was made for the piece.
+        """Return the most bytes during a part: gradients, fixed values, workspace, and what was made for the piece.
 
         That is what forward made in the piece, or, if `recomputed`, what backward made again in this part.
         """
         part = self._parts[layer]
         made = [instance for instance in self._made[layer] if (instance.birth >= self._boundary) == recomputed]
         own, _ = _alive(made, part)
-        during = self._gradients[0]
+        during = self._standing[0]
         return max(
             (during[step] + own[step - part.start] + self._costs.workspace_bytes[self._steps[step]] for step in part),
             default=0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import ceil
 
 from lowtide.errors import InvalidOptionError
@@ -16,8 +16,7 @@ from lowtide.plan.nested.operations import Action, Operation
 
 Seconds = tuple[float, ...]
 Bytes = tuple[int, ...]
-_SINGLE = ("gradients", "pass_bytes", "keep_bytes", "leaf_bytes", "backward_bytes")
-_SUMMED = ("outputs", "saved")
+_BYTES = ("outputs", "gradients", "saved", "pass_bytes", "keep_bytes", "leaf_bytes", "backward_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,24 +79,8 @@ class Stages:
 
     def rounded_up(self, unit: float) -> Stages:
         """Return the chain with bytes in multiples of `unit`, each rounded up: what fits rounded fits in bytes."""
-        rows = {name: tuple(ceil(size / unit) for size in getattr(self, name)) for name in (*_SINGLE, *_SUMMED)}
+        rows = {name: tuple(ceil(size / unit) for size in getattr(self, name)) for name in _BYTES}
         return replace(self, **rows)
-
-    def rounded(self, unit: float) -> Stages:
-        """Return the chain with bytes in multiples of `unit`, rounded so that sums over neighbours stay close.
-
-        Rounding up adds an error for every layer. Here errors do not add up, but a sum may come out too small: whoever
-        plans with this must find the true peak from the operations.
-        """
-        rows = {name: tuple(round(size / unit) for size in getattr(self, name)) for name in _SINGLE}
-        rows |= {name: _spread(getattr(self, name), unit) for name in _SUMMED}
-        return replace(self, **rows)
-
-
-def _spread(row: Bytes, unit: float) -> Bytes:
-    """Return `row` in multiples of `unit`, such that every sum from the first figure on is rounded to the nearest."""
-    ends = [0, *(round(end / unit) for end in accumulate(row))]
-    return tuple(after - before for before, after in pairwise(ends))
 
 
 def operations_seconds(stages: Stages, operations: Sequence[Operation]) -> float:

@@ -42,6 +42,9 @@ from lowtide.schedule.steps import Schedule
 # Tables for the whole range of bounds, and for its lower parts with finer slots.
 _ZOOMS = (1, 4, 16)
 _COARSE = 12
+_MOST_SLOTS = 4000
+# By how much rounding may make the least bound of a table too large.
+_MARGIN = 1.25
 # Half the memory and twice the speed of double precision; what is returned is added up anew.
 _TIME = np.float32
 _NEVER = _TIME(np.inf)
@@ -56,7 +59,8 @@ class Rotor(AbstractPlanner):
     """Solve the chain for many memory bounds and take the fastest schedule that fits.
 
     Attributes:
-        slots: Number of slots into which a range of memory bounds is divided.
+        slots: Number of slots into which a range of memory bounds is divided if there are `max_pieces` layers; fewer
+            layers leave time for more slots, up to 4,000.
         max_pieces: Largest number of layers; longer chains are merged.
     """
 
@@ -82,16 +86,22 @@ class Rotor(AbstractPlanner):
         stages = profile(pieces, problem.costs)
         plain = emit(pieces, keep_everything(len(pieces)))
         found: list[Candidate] = [(plain, problem.price(plain))]
+        slots = min(_MOST_SLOTS, round(self.slots * max(1.0, self.max_pieces / len(pieces)) ** 2))
         for zoom, following in zip(_ZOOMS, (*_ZOOMS[1:], None), strict=True):
-            progress(f"rotor: {len(pieces)} pieces, memory up to 1/{zoom} in {self.slots} slots")
-            # Two slots more than plain training takes, for what rounding may add to it.
-            unit = max(stages.plain_bytes, 1) / zoom / max(self.slots - 2, 1)
-            bound, candidates = _scan(problem, pieces, RotorTable(stages.rounded(unit), self.slots))
+            progress(f"rotor: {len(pieces)} pieces, memory up to 1/{zoom} in {slots} slots")
+            # Rounding up adds at most one slot for every piece, so that plain training still fits into the first table.
+            unit = max(stages.plain_bytes, 1) / zoom / max(slots - len(pieces) - 2, slots / 2)
+            table = RotorTable(stages.rounded_up(unit), slots)
+            bound, candidates = _scan(problem, pieces, table)
             found += candidates
-            # The next table has only lower bounds, hence slower schedules.
-            if following is not None and bound is not None and bound > self.slots * zoom // following:
+            if following is None or _done(table.bounds(), bound, slots * zoom / following):
                 break
         return Proposal(best_priced(problem, found))
+
+
+def _done(bounds: list[int], fitting: int | None, reach: float) -> bool:
+    """Whether a table of bounds up to `reach` would add nothing: it has only slower schedules, or none at all."""
+    return (fitting is not None and fitting > reach) or (bool(bounds) and bounds[0] > _MARGIN * reach)
 
 
 def _scan(problem: Problem, pieces: Pieces, table: RotorTable) -> tuple[int | None, list[Candidate]]:
