@@ -41,7 +41,8 @@ from lowtide.schedule.steps import Schedule
 
 # Tables for the whole range of bounds, and for its lower parts with finer slots.
 _ZOOMS = (1, 4, 16)
-_COARSE = 12
+# Bounds to try whatever the budget is; fewer for large graphs, whose schedules take longer to price.
+_COARSE, _LEAST_COARSE, _COARSE_STEPS = 12, 4, 60_000
 _MOST_SLOTS = 4000
 # By how much rounding may make the least bound of a table too large.
 _MARGIN = 1.25
@@ -118,7 +119,8 @@ def _scan(problem: Problem, pieces: Pieces, table: RotorTable) -> tuple[int | No
         tried.append((schedule, problem.price(schedule)))
         return problem.fits(tried[-1][1])
 
-    coarse = _spread(range(len(bounds)), _COARSE)
+    most = min(max(_COARSE_STEPS // len(problem.graph.ops), _LEAST_COARSE), _COARSE)
+    coarse = _spread(range(len(bounds)), most)
     fitting = [index for index in coarse if fits(index)]
     if not fitting:
         return None, tried
