@@ -1,0 +1,134 @@
+"""The search behind `greedy` and `auto`: exact prices after every change, and moves that keep their promises."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lowtide.graph import samples
+from lowtide.plan.search.facts import Facts
+from lowtide.plan.search.timeline import Timeline, timeline_of
+from lowtide.schedule.simulate import simulate
+from lowtide.schedule.verify import verify
+from strategies import graphs, schedules
+
+RELAXED = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def check_price(graph, costs, timeline):
+    """Check that the timeline's figures are the simulator's."""
+    schedule = timeline.schedule()
+    verify(graph, schedule)
+    trace = simulate(graph, costs, schedule)
+    ends = [sum(map(len, timeline.rows[: k + 1])) for k in range(len(graph.ops))]
+    starts = [0, *ends[:-1]]
+    expected = [max(trace.bytes_during[a:b]) for a, b in zip(starts, ends, strict=True)]
+    assert timeline.peaks().tolist() == expected
+    assert timeline.peak() == trace.peak_bytes
+    assert abs(timeline.seconds - trace.seconds) < 1e-6
+    for stage, row in enumerate(timeline.rows):
+        for place, run in enumerate(row):
+            step = starts[stage] + place
+            assert timeline.alive_before(run) == (trace.bytes_after[step - 1] if step else 0)
+        assert trace.bytes_during[starts[stage] + row.index(timeline.worst_run(stage))] == expected[stage]
+    check_gaps(graph, timeline)
+
+
+def check_gaps(graph, timeline):
+    """Check that the table of gaps holds every stretch between an event of a value and the next if that is a read."""
+    last, expected = {}, []
+    for row in timeline.rows:
+        for run in row:
+            op, time = timeline.op[run], timeline.time[run]
+            for value in dict.fromkeys(graph.ops[op].inputs):
+                if graph.values[value].producer is not None:
+                    expected.append((value, last[value], time))
+                    last[value] = time
+            for value in graph.produced(op) if run >= len(graph.ops) else graph.ops[op].outputs:
+                last[value] = time
+    rows = zip(
+        timeline.ledger.gap_value.tolist(),
+        timeline.ledger.gap_start.tolist(),
+        timeline.ledger.gap_end.tolist(),
+        strict=True,
+    )
+    readable = {value for op in graph.ops for value in op.inputs} - set(graph.handovers)
+    found = [row for row in rows if row[2] >= 0 and row[0] in readable]
+    assert sorted(found) == sorted(row for row in expected if row[0] in readable)
+
+
+@RELAXED
+@given(st.data())
+def test_timelines_price_as_the_simulator_does(data):
+    graph, costs = data.draw(graphs(max_ops=8))
+    timeline = Timeline(Facts(graph, costs))
+    check_price(graph, costs, timeline)
+    for _ in range(data.draw(st.integers(0, 8))):
+        change(data, graph, timeline)
+        check_price(graph, costs, timeline)
+
+
+def change(data, graph, timeline):
+    """Put in or take out a run."""
+    repeats = timeline.repeats()
+    if repeats and data.draw(st.booleans()):
+        timeline.delete(data.draw(st.sampled_from(repeats)))
+        return
+    before = data.draw(st.sampled_from([run for row in timeline.rows for run in row]))
+    free = [op for op in range(timeline.stage[before]) if not graph.ops[op].pinned]
+    if free:
+        timeline.insert(data.draw(st.sampled_from(free)), before)
+
+
+@RELAXED
+@given(st.data())
+def test_undoing_brings_everything_back(data):
+    graph, costs = data.draw(graphs(max_ops=8))
+    timeline = Timeline(Facts(graph, costs))
+    for _ in range(data.draw(st.integers(0, 4))):
+        change(data, graph, timeline)
+    if data.draw(st.booleans()):
+        timeline.commit()
+    mark, before, seconds = len(timeline.journal), timeline.schedule(), timeline.seconds
+    for _ in range(data.draw(st.integers(1, 6))):
+        change(data, graph, timeline)
+    if data.draw(st.booleans()):
+        timeline.prune()
+    timeline.undo(mark)
+    assert timeline.schedule() == before
+    assert abs(timeline.seconds - seconds) < 1e-6
+    check_price(graph, costs, timeline)
+
+
+@RELAXED
+@given(st.data())
+def test_pruning_leaves_no_idle_run_behind_and_costs_no_bytes(data):
+    graph, costs = data.draw(graphs(max_ops=8, marks=False))
+    timeline = Timeline(Facts(graph, costs))
+    for _ in range(data.draw(st.integers(0, 8))):
+        change(data, graph, timeline)
+        peak = timeline.peak()
+        timeline.prune()
+        assert timeline.peak() <= peak
+        check_price(graph, costs, timeline)
+
+
+@RELAXED
+@given(st.data())
+def test_timelines_of_schedules(data):
+    graph, costs = data.draw(graphs(max_ops=8))
+    schedule = data.draw(schedules(graph))
+    timeline = timeline_of(Facts(graph, costs), schedule)
+    check_price(graph, costs, timeline)
+    again = timeline_of(Facts(graph, costs), timeline.schedule())
+    assert again.schedule() == timeline.schedule()
+
+
+def test_many_runs_before_one_op_keep_their_order():
+    graph, costs = samples.training_chain(6)
+    timeline = Timeline(Facts(graph, costs))
+    before = 9
+    for round_ in range(40):
+        before = timeline.insert(round_ % 6, before)
+    for round_ in range(40):
+        timeline.insert(round_ % 6, 9)
+    check_price(graph, costs, timeline)
+    assert [timeline.op[run] for run in timeline.rows[9]][:3] == [3, 2, 1]
