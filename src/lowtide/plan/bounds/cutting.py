@@ -1,0 +1,119 @@
+"""Solving a window: its memory rows are many and long, so only those that a solution breaks are added."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lowtide.graph.ir import OpId, ValueId
+from lowtide.plan.bounds.program import Answer, Row
+from lowtide.plan.bounds.timeline import Floats
+from lowtide.plan.bounds.window import Window
+
+# A row counts as broken above this share of the budget.
+_BROKEN = 1 + 2e-6
+# Rows added in one round, and the least distance between them: neighbouring rows say nearly the same.
+_ROWS_PER_ROUND = 12
+_DISTANCE = 4
+_ROUNDS = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A solution of a window: what a schedule as good as the bound would look like.
+
+    Attributes:
+        moments: Ops; the solution tells about their first runs.
+        kept: For each moment, the values alive.
+        rerun: For each interval, of which the first ends at the first moment, the ops that run again.
+        overhead: The share of the step that those runs take.
+    """
+
+    moments: tuple[OpId, ...]
+    kept: tuple[frozenset[ValueId], ...]
+    rerun: tuple[frozenset[OpId], ...]
+    overhead: float
+
+
+@dataclass(slots=True)
+class Cutter:
+    """A window and the memory rows found to matter."""
+
+    window: Window
+    rows: dict[OpId, Row] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin with the rows of the moments."""
+        self._add(list(self.window.moments))
+
+    def relax(self, *, seconds: float = float("inf")) -> Answer:
+        """Return the answer of the linear relaxation with all memory rows that matter."""
+        started = time.perf_counter()
+        answer = Answer(0.0, float("inf"), None, 0.0)
+        for _ in range(_ROUNDS):
+            left = seconds - (time.perf_counter() - started)
+            if left <= 0:
+                break
+            latest = self.window.program.relax(list(self.rows.values()), seconds=left)
+            if latest.infeasible:
+                return latest
+            # Each round has more rows, so its bound is no lower unless it ran out of time.
+            answer = latest if latest.bound >= answer.bound else answer
+            if latest.point is None or not self._cut(latest.point):
+                break
+        return answer
+
+    def solve(self, *, seconds: float = float("inf"), nodes: int = -1, gap: float = 0.0) -> Answer:
+        """Return the answer of the program in whole numbers with all memory rows that matter."""
+        started = time.perf_counter()
+        best = Answer(0.0, float("inf"), None, 0.0)
+        for _ in range(_ROUNDS):
+            left = seconds - (time.perf_counter() - started)
+            if left <= 0:
+                break
+            latest = self.window.program.solve(list(self.rows.values()), seconds=left, nodes=nodes, gap=gap)
+            if latest.infeasible:
+                return latest
+            best = Answer(max(best.bound, latest.bound), latest.value, latest.point, best.seconds + latest.seconds)
+            if latest.point is None or not self._cut(latest.point):
+                break
+        return best
+
+    def hint(self, answer: Answer) -> Hint | None:
+        """Return the solution of `answer` in terms of the graph."""
+        point, window = answer.point, self.window
+        if point is None:
+            return None
+        timeline = window.timeline
+        kept: list[set[ValueId]] = []
+        for op in window.moments:
+            instant = 2 * op
+            kept.append({v for v, due in enumerate(timeline.due) if due and timeline.is_fixed(v, instant)})
+        for (moment, value), variable in window.alive.items():
+            if point[variable] > 0.5:
+                kept[moment].add(value)
+        rerun: list[set[OpId]] = [set() for _ in window.intervals]
+        for (interval, op), variable in window.rerun.items():
+            if point[variable] > 0.5:
+                rerun[interval].add(op)
+        return Hint(window.moments, tuple(map(frozenset, kept)), tuple(map(frozenset, rerun)), answer.value)
+
+    def _cut(self, point: Floats) -> bool:
+        """Add the rows that `point` breaks most; say whether there are any."""
+        during = self.window.during(point)
+        over = np.flatnonzero(during > _BROKEN * self.window.timeline.budget_bytes)
+        chosen: list[OpId] = []
+        for op in over[np.argsort(-during[over], kind="stable")].tolist():
+            if op not in self.rows and all(abs(op - other) >= _DISTANCE for other in chosen):
+                chosen.append(op)
+                if len(chosen) == _ROWS_PER_ROUND:
+                    break
+        return self._add(chosen)
+
+    def _add(self, ops: list[OpId]) -> bool:
+        rows = {op: self.window.memory_row(op) for op in ops}
+        found = {op: row for op, row in rows.items() if row is not None}
+        self.rows |= found
+        return bool(found)

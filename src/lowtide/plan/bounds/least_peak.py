@@ -1,0 +1,26 @@
+"""A proved lower bound on the peak of every schedule, whatever its overhead."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from lowtide.plan.bounds.timeline import Timeline
+from lowtide.plan.problem import Problem
+
+
+def least_peak_bytes(problem: Problem) -> int:
+    """Return a number of bytes that the peak of no schedule can be below.
+
+    At its first run, every op needs what it reads and writes and its workspace, beside outputs of forward if it belongs
+    to backward, and every value that is due later and that no repeated run can make.
+    """
+    timeline = Timeline.of(problem)
+    change = np.zeros(timeline.num_ops + 1)
+    for value, due in enumerate(timeline.due):
+        if due and not timeline.again[value]:
+            for start, end in pairwise(due):
+                change[start // 2 + 1] += timeline.bytes[value]
+                change[(end + 1) // 2] -= timeline.bytes[value]
+    return int(np.max(timeline.own + np.cumsum(change)[:-1], initial=0.0))
