@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from lowtide.errors import PlannerRefusedError
+from lowtide.errors import InvalidGraphError, PlannerRefusedError
 from lowtide.plan.lower_sets.dag import Dag, VertexSet
 
 Bools = npt.NDArray[np.bool_]
@@ -31,6 +31,15 @@ class Family:
     dag: Dag
     sets: tuple[VertexSet, ...]
     complete: bool
+
+    def __post_init__(self) -> None:
+        """Check that the sets are sorted by size and begin and end as they must."""
+        counts = [lower.bit_count() for lower in self.sets]
+        if counts != sorted(counts) or not self.sets or self.sets[0] or self.sets[-1] != self.dag.everything:
+            raise InvalidGraphError(
+                "A family of lower sets must begin with the empty set, end with the set of all vertices, and have "
+                "smaller sets before larger ones; otherwise steps from a set to its supersets would be missed."
+            )
 
     def __len__(self) -> int:
         return len(self.sets)
@@ -113,7 +122,7 @@ def all_lower_sets(dag: Dag, *, limit: int = MAX_LOWER_SETS) -> Family:
     """Return every lower set of `dag`; raise `PlannerRefusedError` when there are more than `limit`."""
     sets: list[VertexSet] = []
     # The sets of one size, each with the vertices that can be added to it.
-    level = {0: as_next(dag)}
+    level = {0: _sources(dag)}
     while level:
         sets += sorted(level)
         if len(sets) > limit:
@@ -131,7 +140,7 @@ def all_lower_sets(dag: Dag, *, limit: int = MAX_LOWER_SETS) -> Family:
     return Family(dag, tuple(sets), complete=True)
 
 
-def as_next(dag: Dag) -> VertexSet:
+def _sources(dag: Dag) -> VertexSet:
     """Return the vertices without predecessors."""
     return sum(1 << vertex for vertex, before in enumerate(dag.predecessors) if not before)
 

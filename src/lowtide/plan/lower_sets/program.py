@@ -74,7 +74,18 @@ class Table:
             saved = reached[len(reached) - 1 - int(np.argmin(row[reached][::-1]))]
         else:
             saved = reached[-1 if objective == "time" else 0]
-        return Strategy(self.transitions.family.dag, self._trace(int(saved), int(row[saved]), keep_last))
+        return self._strategy(int(saved), row, keep_last)
+
+    def between(self, count: int, *, keep_last: bool = False) -> list[Strategy]:
+        """Return up to `count` strategies whose saved times are spread evenly between the least and the most."""
+        row = self.ends(keep_last=keep_last)
+        reached = np.flatnonzero(row < _NEVER)
+        places = [(len(reached) - 1) * part // (count + 1) for part in range(1, count + 1)] if len(reached) else []
+        chosen = sorted(set(places) - {0, len(reached) - 1})
+        return [self._strategy(int(reached[place]), row, keep_last) for place in chosen]
+
+    def _strategy(self, saved: int, row: Ints, keep_last: bool) -> Strategy:
+        return Strategy(self.transitions.family.dag, self._trace(saved, int(row[saved]), keep_last))
 
     def ends(self, *, keep_last: bool = False) -> Ints:
         """Return the least cached bytes at the set of all vertices, for every saved time."""

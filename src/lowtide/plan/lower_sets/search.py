@@ -25,8 +25,11 @@ from lowtide.schedule.steps import Schedule
 STRATEGIES = ("time", "memory", "both")
 
 # What all tables of one search may read together, in entries, and the fewest tables it is cut down to.
-_WORK = 3_000_000_000
+_WORK = 2_000_000_000
 _FEWEST = 6
+
+# Strategies of each table, besides the two kinds the paper names, that save more time than one and less than the other.
+_BETWEEN = 6
 
 
 def check_options(strategy: str, **counts: int) -> None:
@@ -45,7 +48,7 @@ class Search:
         self._problem, self._reduced, self._strategy = problem, reduced, strategy
         self._transitions = transitions_of(family)
         self._priced: dict[frozenset[ValueId], tuple[Schedule, Trace]] = {}
-        self._tried: dict[int, dict[str, Trace]] = {}
+        self._tried: dict[int, dict[str | int, Trace]] = {}
 
     def best(self, budgets: int, progress: Progress) -> Schedule:
         """Return the fastest schedule that fits, or the one with the least peak, of about `budgets` model budgets.
@@ -68,7 +71,11 @@ class Search:
         """Price the strategies for one budget of the model."""
         if budget_bytes not in self._tried:
             table = solve(self._transitions, budget_bytes)
-            found = {objective: table.best(objective, keep_last=objective == "time") for objective in self._objectives}
+            found: dict[str | int, Strategy | None] = {
+                objective: table.best(objective, keep_last=objective == "time") for objective in self._objectives
+            }
+            if self._strategy == "both":
+                found |= dict(enumerate(table.between(_BETWEEN, keep_last=True)))
             self._tried[budget_bytes] = {name: self._add(strategy) for name, strategy in found.items() if strategy}
 
     @property

@@ -69,7 +69,7 @@ def transitions_of(family: Family) -> Transitions:
     for target in range(len(family)):
         sources = _subsets(family, target)
         border = np.flatnonzero(family.boundary[:, target])
-        if family.complete and len(border):
+        if family.complete and 0 < target < len(family) - 1:
             sources = _irreducible(family, paths, target, sources)
         kept_bytes = np.full(len(sources), sizes[border].sum(), dtype=np.int64)
         kept_ticks = np.full(len(sources), ticks[border].sum(), dtype=np.int64)

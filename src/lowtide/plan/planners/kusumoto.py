@@ -21,6 +21,7 @@ from lowtide.plan.lower_sets.family import pruned_lower_sets
 from lowtide.plan.lower_sets.reduce import reduced
 from lowtide.plan.lower_sets.search import Search, check_options
 from lowtide.plan.problem import Problem
+from lowtide.schedule.steps import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +30,14 @@ class Kusumoto(AbstractPlanner):
 
     Attributes:
         strategy: "time" for the least recomputation in the model, "memory" for the most, which the true peak often
-            rewards, or "both".
+            rewards, or "both", which also tries what lies between.
         budgets: About how many budgets of the paper's model to try.
         ticks: Into how many ticks the seconds of forward are divided.
         max_vertices: Vertices above which neighbours are joined, the smallest first.
     """
 
     strategy: str = "both"
-    budgets: int = 24
+    budgets: int = 18
     ticks: int = 500
     max_vertices: int = 800
 
@@ -49,7 +50,9 @@ class Kusumoto(AbstractPlanner):
         return None if problem.graph.boundary is not None else "it needs a graph with a forward and a backward phase"
 
     def propose(self, problem: Problem, progress: Progress = silent) -> Proposal:
-        """Return the fastest schedule that fits, or the one with the least peak."""
+        """Return the fastest schedule that fits, or the one with the least peak; one block if the budget allows it."""
+        if problem.fits(problem.baseline):
+            return Proposal(Schedule.keep_all(problem.graph), bound=0.0, optimal=True)
         forward = forward_dag_of(problem.graph, problem.costs)
         small = reduced(forward, ticks=self.ticks, max_vertices=self.max_vertices)
         search = Search(problem, small, pruned_lower_sets(small.dag), self.strategy)

@@ -19,6 +19,7 @@ from lowtide.plan.lower_sets.family import all_lower_sets
 from lowtide.plan.lower_sets.reduce import Reduced, reduced
 from lowtide.plan.lower_sets.search import Search, check_options
 from lowtide.plan.problem import Problem
+from lowtide.schedule.steps import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class KusumotoExact(AbstractPlanner):
 
     Attributes:
         strategy: "time" for the least recomputation in the model, "memory" for the most, which the true peak often
-            rewards, or "both".
+            rewards, or "both", which also tries what lies between.
         budgets: About how many budgets of the paper's model to try; fewer if there are millions of steps.
         ticks: Into how many ticks the seconds of forward are divided.
         max_vertices: Vertices above which neighbours are joined, the smallest first.
@@ -35,7 +36,7 @@ class KusumotoExact(AbstractPlanner):
     """
 
     strategy: str = "both"
-    budgets: int = 24
+    budgets: int = 18
     ticks: int = 250
     max_vertices: int = 800
     max_lower_sets: int = 10_000
@@ -61,7 +62,9 @@ class KusumotoExact(AbstractPlanner):
         return None
 
     def propose(self, problem: Problem, progress: Progress = silent) -> Proposal:
-        """Return the fastest schedule that fits, or the one with the least peak."""
+        """Return the fastest schedule that fits, or the one with the least peak; one block if the budget allows it."""
+        if problem.fits(problem.baseline):
+            return Proposal(Schedule.keep_all(problem.graph), bound=0.0, optimal=True)
         small = self._reduced(problem)
         family = all_lower_sets(small.dag, limit=self.max_lower_sets)
         return Proposal(Search(problem, small, family, self.strategy).best(self.budgets, progress))
