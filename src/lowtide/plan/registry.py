@@ -18,6 +18,8 @@ from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.hong_cubic import HongCubic
 from lowtide.plan.planners.hong_linear import HongLinear
 from lowtide.plan.planners.keep_all import KeepAll
+from lowtide.plan.planners.kusumoto import Kusumoto
+from lowtide.plan.planners.kusumoto_exact import KusumotoExact
 from lowtide.plan.planners.revolve import Revolve
 from lowtide.plan.planners.rotor import Rotor
 
@@ -32,6 +34,8 @@ _PORTFOLIO: dict[str, AbstractPlanner] = {
     "hong_linear": HongLinear(),
     "feng_chain": FengChain(),
     "feng": Feng(),
+    "kusumoto": Kusumoto(),
+    "kusumoto_exact": KusumotoExact(),
     "revolve": Revolve(),
     "rotor": Rotor(),
     "greedy": Greedy(),
