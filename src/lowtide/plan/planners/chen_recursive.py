@@ -2,8 +2,8 @@
 
 Paper: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016, section 4.4: g(n) = k +
 g(n / (k + 1)), so k log(n) / log(k + 1) outputs are alive, and log2(n) for k = 1. Memory model: outputs of layers on a
-chain, all of equal size. Optimal up to a constant at k = 1 in memory; time grows to n log(n) runs of layers. Cost:
-O(n log n) for each plan, about 40 plans by default.
+chain, all of equal size. Not optimal; memory logarithmic in depth for at most n log(n) + n runs of layers. Cost:
+O(n log n) for each plan, about 50 plans by default for some hundred links.
 """
 
 from __future__ import annotations
