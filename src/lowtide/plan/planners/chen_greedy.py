@@ -1,9 +1,10 @@
 """`chen_greedy`: cut the forward pass greedily into segments that make more than B bytes, and search for the best B.
 
 Paper: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016, Algorithm 3 and appendix A; the
-search is that of the authors' program memonger, which differs from the appendix and finds better budgets, followed by a
-scan. Memory model: outputs kept between segments plus the bytes made in the largest segment; it only yields candidates,
-which the simulator ranks. Not optimal. Cost: linear for each plan, about 150 by default.
+search is that of the authors' program memonger, which differs from the appendix (better budgets for deep ResNets, worse
+ones for long LSTMs), followed by a scan. Memory model: outputs kept between segments plus the bytes made in the largest
+segment; it only yields candidates, which the simulator ranks. Not optimal. Cost: linear for each plan, about 150 by
+default.
 
 One thing is added, because the paper does not trade memory for time: where the budget allows it, the last borders are
 left out, so that everything after the last one that remains is kept and not recomputed.
