@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_SECONDS ?= 1500
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-all lint format bench bench-exact bench-time bench-resident reproduce clean
+.PHONY: help demo picture test test-all lint format bench bench-exact bench-planners bench-time bench-resident curves reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -30,16 +30,22 @@ format: .venv/.installed-dev ## rewrite the code in the house style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: bench-exact bench-time bench-resident ## run all benchmarks
+bench: bench-exact bench-planners bench-time bench-resident ## run all benchmarks
 
 bench-exact: .venv/.installed-zoo ## exactness, predicted and measured peak of real models; about an hour
 	$(BIN)/python benchmarks/exact.py
+
+bench-planners: .venv/.installed-zoo ## every planner on every model: executed, exact, with the peak it predicts
+	$(BIN)/python benchmarks/planners.py
 
 bench-time: .venv/.installed-zoo ## step time against eager
 	$(BIN)/python benchmarks/step_time.py
 
 bench-resident: .venv/.installed-zoo ## the saving in the process's maximum resident size
 	$(BIN)/python benchmarks/resident.py
+
+curves: .venv/.installed-picture ## refresh the pictures of the planners' pages
+	$(BIN)/python benchmarks/curves.py
 
 reproduce: .venv/.installed-picture ## the papers' figures beside ours; GRAPHS=folder adds the authors' graph files
 	$(BIN)/python -m lowtide reproduce all --out docs/results/reproduce --force $(if $(GRAPHS),--graphs $(GRAPHS))
