@@ -40,8 +40,7 @@ class _Scan:
     def __init__(self, transitions: Transitions) -> None:
         family = transitions.family
         self._source, self._kept, self._start = transitions.source, transitions.kept_bytes, transitions.start
-        target = np.repeat(np.arange(len(family)), np.diff(transitions.start))
-        self._taken = 2 * (family.sizes[target] - family.sizes[self._source]) + family.later_bytes[target]
+        self._taken = transitions.taken_bytes
         self._levels = [*np.unique(family.smaller).tolist(), len(family)]
 
     def reach(self, budget_bytes: int) -> tuple[int | None, int]:

@@ -14,6 +14,7 @@ cached bytes is what the paper's released program calls memory-centric.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -119,25 +120,24 @@ class Table:
             return whole
         return self.transitions.kept_ticks[steps]
 
-    def _room(self, target: int) -> Ints:
-        """Return the most bytes that may be cached before each step to `target`."""
-        family = self.transitions.family
-        sources = self.transitions.source[self.transitions.into(target)]
-        taken: Ints = 2 * (family.sizes[target] - family.sizes[sources]) + family.later_bytes[target]
-        return self.budget_bytes - taken
+    def _room(self, steps: slice) -> Ints:
+        """Return the most bytes that may be cached before each step."""
+        return self.budget_bytes - self.transitions.taken_bytes[steps]
 
     def _advance(self, target: int, gain: Ints, row: Ints) -> None:
         """Take all steps to `target` from all states, and lower the entries of `row` accordingly."""
         steps = self.transitions.into(target)
-        source, room, kept = self.transitions.source[steps], self._room(target), self.transitions.kept_bytes[steps]
+        source, room, kept = self.transitions.source[steps], self._room(steps), self.transitions.kept_bytes[steps]
         taken = np.flatnonzero(self.least[source] <= room)
         if not len(taken):
             return
-        taken = taken[np.lexsort((kept[taken], gain[taken]))]
+        if target == len(self.least) - 1:
+            taken = taken[np.argsort(gain[taken], kind="stable")]
         source, room, kept, gain = source[taken], room[taken], kept[taken], gain[taken]
-        # Steps that add the same to the cache are taken together.
-        changes = np.flatnonzero((np.diff(gain, prepend=-1) != 0) | (np.diff(kept, prepend=-1) != 0)).tolist()
-        for begin, end in zip(changes, [*changes[1:], len(source)], strict=True):
+        # Steps that add the same to the cache are neighbours, and are taken together.
+        changes = np.flatnonzero((gain[1:] != gain[:-1]) | (kept[1:] != kept[:-1])) + 1
+        bounds = [0, *changes.tolist(), len(source)]
+        for begin, end in pairwise(bounds):
             width = int(self.width[source[begin:end]].max())
             stride = max(1, _CHUNK // width)
             place = row[gain[begin] : gain[begin] + width]
@@ -162,7 +162,7 @@ class Table:
             source = self.transitions.source[steps]
             earlier = saved - self._gain(target, keep_last)
             value = self.cached[source, np.maximum(earlier, 0)]
-            fits = (earlier >= 0) & (value <= self._room(target))
+            fits = (earlier >= 0) & (value <= self._room(steps))
             fits &= value + self.transitions.kept_bytes[steps] == cached
             step = int(np.flatnonzero(fits)[0])
             target, saved, cached = int(source[step]), int(earlier[step]), int(value[step])

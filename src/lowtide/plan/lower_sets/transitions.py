@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -51,6 +52,13 @@ class Transitions:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @cached_property
+    def taken_bytes(self) -> Ints:
+        """What each step needs besides the cache: twice its block, and what backward holds from later blocks."""
+        family = self.family
+        target = np.repeat(np.arange(len(family)), np.diff(self.start))
+        return 2 * (family.sizes[target] - family.sizes[self.source]) + family.later_bytes[target]
 
     def into(self, target: int) -> slice:
         """Return where the steps to `target` are."""
