@@ -89,11 +89,11 @@ _PLANNERS: dict[str, AbstractPlanner] = {
 REMARKS = (
     "Memory: activations, their gradients, parameters, their gradients and inputs. GB are 1e9 bytes. Published: the "
     "most bytes in use of the memory pool of Chainer and CuPy; the memory-centric and Chen's columns are on the "
-    "authors' poster, batches and the time-centric columns are those of the paper's table 1 as far as they are known. "
+    "authors' poster; batches and the time-centric columns could not be checked against the paper's own text. "
     "Ours: simulated on the captured step, workspace left out; seconds from analytic costs of the K40c.",
-    "Every row of a paper's planner is the least peak over many budgets of its model, as the published figures are: at "
-    "the least budget alone, VGG-19 and U-Net would need 15 and 12 % more. Lifetimes always end at the last use, which "
-    "is the paper's liveness analysis. The last block is kept, not recomputed.",
+    "Every row of the paper's planners is the least true peak over many budgets of its model; the least budget of the "
+    "model alone does not give the published figures. Lifetimes always end at the last use, which is the paper's "
+    "liveness analysis. The last block is kept, not recomputed.",
     "The exact program over all lower sets minimises the model's peak, not the true one, so it can end above the one "
     "over fewer sets, in the paper as here. The authors' exact solver is not exact: it numbers sets as a search meets "
     "them and misses steps to sets with lower numbers.",

@@ -57,7 +57,7 @@ class Search:
         the problem's budget until something fits; so the least peak that is found does fit as a budget.
         """
         dag, work = self._reduced.dag, len(self._transitions) * sum(self._reduced.dag.ticks)
-        count = max(_FEWEST, min(budgets, _WORK // max(1, work)))
+        count = min(budgets, max(_FEWEST, _WORK // max(1, work)))
         progress(f"kusumoto: {count} budgets, {len(self._transitions):,} steps between lower sets")
         self._add(Strategy(dag, (dag.everything,) if len(dag) else ()))
         spread = max(2, 2 * count // 3)
