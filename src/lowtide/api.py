@@ -89,8 +89,8 @@ def plan(
 
     Shapes are worked out on fake tensors: no activation memory is needed, and parameters, gradients, buffers and the
     random number generators are not touched. Model and arguments may be on the meta device, where they have no data at
-    all; the plan is then the one of the same model on the CPU. If the model is captured as several graphs, the plan of the one with the
-    largest unplanned peak is returned and a warning says so.
+    all; the plan is then the one of the same model on the CPU. If the model is captured as several graphs, the plan of
+    the one with the largest unplanned peak is returned and a warning says so.
 
     Example:
         ```python

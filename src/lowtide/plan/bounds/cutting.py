@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.plan.bounds.program import Answer, Row
+from lowtide.plan.bounds.hints import Hint
+from lowtide.plan.bounds.program import Answer, Limits, Row
 from lowtide.plan.bounds.timeline import Floats
 from lowtide.plan.bounds.window import Window
 
@@ -18,23 +19,6 @@ _BROKEN = 1 + 2e-6
 _ROWS_PER_ROUND = 12
 _DISTANCE = 4
 _ROUNDS = 25
-
-
-@dataclass(frozen=True, slots=True)
-class Hint:
-    """A solution of a window: what a schedule as good as the bound would look like.
-
-    Attributes:
-        moments: Ops; the solution tells about their first runs.
-        kept: For each moment, the values alive.
-        rerun: For each interval, of which the first ends at the first moment, the ops that run again.
-        overhead: The share of the step that those runs take.
-    """
-
-    moments: tuple[OpId, ...]
-    kept: tuple[frozenset[ValueId], ...]
-    rerun: tuple[frozenset[OpId], ...]
-    overhead: float
 
 
 @dataclass(slots=True)
@@ -51,12 +35,12 @@ class Cutter:
     def relax(self, *, seconds: float = float("inf")) -> Answer:
         """Return the answer of the linear relaxation with all memory rows that matter."""
         started = time.perf_counter()
-        answer = Answer(0.0, float("inf"), None, 0.0)
+        answer = Answer(0.0)
         for _ in range(_ROUNDS):
             left = seconds - (time.perf_counter() - started)
             if left <= 0:
                 break
-            latest = self.window.program.relax(list(self.rows.values()), seconds=left)
+            latest = self.window.program.relax(self.rows.values(), seconds=left)
             if latest.infeasible:
                 return latest
             # Each round has more rows, so its bound is no lower unless it ran out of time.
@@ -65,19 +49,18 @@ class Cutter:
                 break
         return answer
 
-    def solve(self, *, seconds: float = float("inf"), nodes: int = -1, gap: float = 0.0) -> Answer:
+    def solve(self, limits: Limits) -> Answer:
         """Return the answer of the program in whole numbers with all memory rows that matter."""
-        started = time.perf_counter()
-        best = Answer(0.0, float("inf"), None, 0.0)
+        best = Answer(0.0)
         for _ in range(_ROUNDS):
-            left = seconds - (time.perf_counter() - started)
-            if left <= 0:
+            left = replace(limits, seconds=limits.seconds - best.seconds)
+            if left.seconds <= 0:
                 break
-            latest = self.window.program.solve(list(self.rows.values()), seconds=left, nodes=nodes, gap=gap)
+            latest = self.window.program.solve(self.rows.values(), limits=left)
             if latest.infeasible:
                 return latest
-            best = Answer(max(best.bound, latest.bound), latest.value, latest.point, best.seconds + latest.seconds)
-            if latest.point is None or not self._cut(latest.point):
+            best = replace(latest, bound=max(best.bound, latest.bound), seconds=best.seconds + latest.seconds)
+            if best.bound >= limits.enough or latest.point is None or not self._cut(latest.point):
                 break
         return best
 
@@ -98,7 +81,17 @@ class Cutter:
         for (interval, op), variable in window.rerun.items():
             if point[variable] > 0.5:
                 rerun[interval].add(op)
-        return Hint(window.moments, tuple(map(frozenset, kept)), tuple(map(frozenset, rerun)), answer.value)
+        dropped: dict[OpId, set[ValueId]] = {}
+        for (value, start), variable in window.carried.items():
+            if point[variable] < 0.5:
+                dropped.setdefault(start // 2, set()).add(value)
+        return Hint(
+            moments=window.moments,
+            kept=tuple(map(frozenset, kept)),
+            dropped={op: frozenset(values) for op, values in dropped.items()},
+            rerun=tuple(map(frozenset, rerun)),
+            overhead=answer.value,
+        )
 
     def _cut(self, point: Floats) -> bool:
         """Add the rows that `point` breaks most; say whether there are any."""

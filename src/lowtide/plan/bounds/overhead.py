@@ -9,8 +9,10 @@ import numpy as np
 
 from lowtide.graph.ir import OpId
 from lowtide.plan.base import Progress, silent
-from lowtide.plan.bounds.cutting import Cutter, Hint
+from lowtide.plan.bounds.cutting import Cutter
+from lowtide.plan.bounds.hints import Hint
 from lowtide.plan.bounds.least_peak import least_peak_bytes
+from lowtide.plan.bounds.program import Limits
 from lowtide.plan.bounds.timeline import Timeline
 from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
@@ -63,7 +65,7 @@ def overhead_bound(
     relaxed = cutter.relax(seconds=deadline - time.perf_counter())
     if relaxed.infeasible:
         return _bound(problem, float("inf"), (moment,), (), started)
-    answer = cutter.solve(seconds=deadline - time.perf_counter(), nodes=int(_NODES * effort), gap=_GAP)
+    answer = cutter.solve(Limits(seconds=deadline - time.perf_counter(), nodes=int(_NODES * effort), gap=_GAP))
     hint = cutter.hint(answer)
     return _bound(problem, max(relaxed.bound, answer.bound), (moment,), (hint,) if hint else (), started)
 

@@ -7,9 +7,11 @@ told so; its bound is taken with a margin for its tolerances.
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,14 +37,31 @@ class Answer:
     """
 
     bound: float
-    value: float
-    point: Floats | None
-    seconds: float
+    value: float = _FREE
+    point: Floats | None = None
+    seconds: float = 0.0
 
     @property
     def infeasible(self) -> bool:
         """Whether it is proved that there is no solution."""
         return self.bound == _FREE
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a search ends before its time.
+
+    Attributes:
+        seconds: Time limit.
+        nodes: Limit on the nodes of the search tree, None for none; unlike time, it gives the same answer always.
+        gap: The search ends when the solution found is within this of the bound.
+        enough: The search ends when the bound is proved to be at least this.
+    """
+
+    seconds: float = _FREE
+    nodes: int | None = None
+    gap: float = 0.0
+    enough: float = _FREE
 
 
 @dataclass(slots=True)
@@ -75,83 +94,104 @@ class Program:
         """Demand that the sum of the terms, each a variable and its coefficient, is at least `low`."""
         self.rows.append(Row([v for v, _ in terms], [c for _, c in terms], low, _FREE))
 
-    def relax(self, more: Sequence[Row] = (), *, seconds: float = _FREE) -> Answer:
+    def relax(self, more: Iterable[Row] = (), *, seconds: float = _FREE) -> Answer:
         """Return the answer of the linear relaxation, with the rows `more` added."""
+        from ortools.math_opt.python import mathopt  # type: ignore[import-untyped]
+
         rows = [*self.rows, *more]
-        solver, taken = self._run("glop", rows, whole=False, seconds=seconds, parameters="")
-        status = _status(solver)
-        if status == "INFEASIBLE":
-            return Answer(_FREE, _FREE, None, taken)
-        if status != "OPTIMAL":
-            return Answer(0.0, _FREE, None, taken)
-        point = np.array(solver.variable_values(), dtype=np.float64)
-        duals = np.array(solver.dual_values(), dtype=np.float64) / _SCALE
-        return Answer(max(0.0, self._certify(rows, duals)), solver.objective_value() / _SCALE, point, taken)
-
-    def solve(self, more: Sequence[Row] = (), *, seconds: float = _FREE, nodes: int = -1, gap: float = 0.0) -> Answer:
-        """Return the answer of the program with the rows `more` added.
-
-        Args:
-            more: Rows to add.
-            seconds: Time limit.
-            nodes: Limit on the nodes of the search tree, -1 for none; unlike time, it gives the same answer always.
-            gap: Stop when the value of the solution is within this of the bound.
-        """
-        parameters = f"limits/absgap = {gap * _SCALE}\n"
-        if nodes >= 0:
-            parameters += f"limits/nodes = {nodes}\n"
-        solver, taken = self._run("scip", [*self.rows, *more], whole=True, seconds=seconds, parameters=parameters)
-        status = _status(solver)
-        if status == "INFEASIBLE":
-            return Answer(_FREE, _FREE, None, taken)
-        if not solver.has_solution():
-            bound = solver.best_objective_bound() / _SCALE if solver.has_response() else 0.0
-            return Answer(_lowered(bound), _FREE, None, taken)
-        point = np.array(solver.variable_values(), dtype=np.float64)
-        return Answer(_lowered(solver.best_objective_bound() / _SCALE), solver.objective_value() / _SCALE, point, taken)
-
-    def _run(self, name: str, rows: Iterable[Row], *, whole: bool, seconds: float, parameters: str):  # type: ignore[no-untyped-def]
-        from ortools.linear_solver.python import model_builder_helper as ortools
-
-        model = ortools.ModelBuilderHelper()
-        for cost, is_whole, top in zip(self.cost, self.whole, self.top, strict=True):
-            variable = model.add_var()
-            model.set_var_lower_bound(variable, 0.0)
-            model.set_var_upper_bound(variable, top)
-            if cost:
-                model.set_var_objective_coefficient(variable, cost * _SCALE)
-            if whole and is_whole:
-                model.set_var_integrality(variable, True)
-        for row in rows:
-            constraint = model.add_linear_constraint()
-            model.set_constraint_lower_bound(constraint, row.low)
-            model.set_constraint_upper_bound(constraint, row.high)
-            for variable, coefficient in zip(row.variables, row.coefficients, strict=True):
-                model.safe_add_term_to_constraint(constraint, variable, coefficient)
-        solver = ortools.ModelSolverHelper(name)
-        if seconds < _FREE:
-            solver.set_time_limit_in_seconds(max(0.01, seconds))
-        if parameters:
-            solver.set_solver_specific_parameters(parameters)
         started = time.perf_counter()
-        solver.solve(model)
-        return solver, time.perf_counter() - started
+        result = mathopt.solve(
+            self._model(rows, whole=False),
+            mathopt.SolverType.GLOP,
+            params=mathopt.SolveParameters(time_limit=_duration(seconds), random_seed=1),
+        )
+        taken = time.perf_counter() - started
+        if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
+            return Answer(_FREE, seconds=taken)
+        if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+            return Answer(0.0, seconds=taken)
+        duals = np.fromiter(result.dual_values().values(), dtype=np.float64, count=len(rows)) / _SCALE
+        return Answer(self._certify(rows, duals), result.objective_value() / _SCALE, _point(result), taken)
+
+    def solve(self, more: Iterable[Row] = (), *, limits: Limits | None = None) -> Answer:
+        """Return the answer of the program, with the rows `more` added."""
+        from ortools.math_opt.python import mathopt
+
+        limits = limits or Limits()
+        started = time.perf_counter()
+        result = mathopt.solve(
+            self._model([*self.rows, *more], whole=True),
+            mathopt.SolverType.GSCIP,
+            params=mathopt.SolveParameters(
+                time_limit=_duration(limits.seconds),
+                node_limit=limits.nodes,
+                absolute_gap_tolerance=limits.gap * _SCALE,
+                relative_gap_tolerance=0.0,
+                best_bound_limit=None if limits.enough == _FREE else limits.enough * _SCALE,
+                random_seed=1,
+                threads=1,
+            ),
+        )
+        taken = time.perf_counter() - started
+        if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
+            return Answer(_FREE, seconds=taken)
+        bound = _lowered(result.dual_bound() / _SCALE)
+        if not result.has_primal_feasible_solution():
+            return Answer(bound, seconds=taken)
+        return Answer(bound, result.objective_value() / _SCALE, _point(result), taken)
+
+    def _model(self, rows: Sequence[Row], *, whole: bool) -> Any:
+        """Return the program in the solvers' form."""
+        from ortools.math_opt import model_pb2  # type: ignore[import-untyped]
+        from ortools.math_opt.python import mathopt
+
+        model = model_pb2.ModelProto()
+        count = len(self.cost)
+        model.variables.ids.extend(range(count))
+        model.variables.lower_bounds.extend([0.0] * count)
+        model.variables.upper_bounds.extend(self.top)
+        model.variables.integers.extend(self.whole if whole else [False] * count)
+        priced = [variable for variable, cost in enumerate(self.cost) if cost]
+        model.objective.linear_coefficients.ids.extend(priced)
+        model.objective.linear_coefficients.values.extend([self.cost[variable] * _SCALE for variable in priced])
+        model.linear_constraints.ids.extend(range(len(rows)))
+        model.linear_constraints.lower_bounds.extend([row.low for row in rows])
+        model.linear_constraints.upper_bounds.extend([row.high for row in rows])
+        which, column, value = _entries(rows)
+        model.linear_constraint_matrix.row_ids.extend(which.tolist())
+        model.linear_constraint_matrix.column_ids.extend(column.tolist())
+        model.linear_constraint_matrix.coefficients.extend(value.tolist())
+        return mathopt.Model.from_model_proto(model)
 
     def _certify(self, rows: Sequence[Row], duals: Floats) -> float:
         """Return the lower bound that the multipliers `duals` prove: every choice of them proves one."""
-        reduced = np.array(self.cost, dtype=np.float64)
-        bound = 0.0
-        for row, dual in zip(rows, duals.tolist(), strict=True):
-            side = row.low if dual > 0 else row.high
-            if not dual or abs(side) == _FREE:
-                continue
-            bound += dual * side
-            np.subtract.at(reduced, row.variables, dual * np.array(row.coefficients))
-        return _lowered(bound + float(np.minimum(reduced, 0.0) @ np.array(self.top)))
+        low = np.array([row.low for row in rows])
+        high = np.array([row.high for row in rows])
+        side = np.where(duals > 0, low, high)
+        duals = np.where(np.isfinite(side), duals, 0.0)
+        which, column, value = _entries(rows)
+        reduced = np.array(self.cost) - np.bincount(column, duals[which] * value, minlength=len(self.cost))
+        proved = float(duals @ np.where(duals == 0, 0.0, side))
+        return _lowered(proved + float(np.minimum(reduced, 0.0) @ np.array(self.top)))
 
 
-def _status(solver) -> str:  # type: ignore[no-untyped-def]
-    return str(solver.status()).rsplit(".", 1)[-1]
+def _entries(rows: Sequence[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]:
+    """Return row, variable and coefficient of every entry, in order of row and variable."""
+    counts = [len(row.variables) for row in rows]
+    which = np.repeat(np.arange(len(rows)), counts)
+    column = np.fromiter((v for row in rows for v in row.variables), dtype=np.int64, count=sum(counts))
+    value = np.fromiter((c for row in rows for c in row.coefficients), dtype=np.float64, count=sum(counts))
+    order = np.lexsort((column, which))
+    return which[order], column[order], value[order]
+
+
+def _point(result: Any) -> Floats:
+    values = result.variable_values()
+    return np.fromiter(values.values(), dtype=np.float64, count=len(values))
+
+
+def _duration(seconds: float) -> datetime.timedelta | None:
+    return None if seconds == _FREE else datetime.timedelta(seconds=max(0.01, seconds))
 
 
 def _lowered(bound: float) -> float:

@@ -49,6 +49,7 @@ class Window:
         moments: The ops during whose first runs the alive values are variables, in order.
         alive: For a moment's index and a value, the variable that says whether it is alive there.
         rerun: For an interval and an op, the variable that says whether it runs again there.
+        carried: For a value and one of its points, the variable that says whether it is carried to its next point.
     """
 
     def __init__(self, timeline: Timeline, moments: Iterable[OpId]) -> None:
@@ -57,6 +58,7 @@ class Window:
         self.program = Program()
         self.alive: dict[tuple[int, ValueId], int] = {}
         self.rerun: dict[tuple[int, OpId], int] = {}
+        self.carried: dict[tuple[ValueId, int], int] = {}
         self._instants = [2 * op for op in self.moments]
         self._tight = _TightRows(timeline)
         self._lives: list[tuple[int, int, int, float]] = []
@@ -117,7 +119,7 @@ class Window:
         elif free and at_start == _SURE:
             return
         else:
-            carried = self.program.variable()
+            carried = self.carried[value, start] = self.program.variable()
             for other in (at_start, at_end):
                 if other != _SURE:
                     add(0.0, (other, 1.0), (carried, -1.0))
