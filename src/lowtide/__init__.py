@@ -1,11 +1,13 @@
 """lowtide: train PyTorch models inside the memory you have."""
 
+from typing import TYPE_CHECKING, Any
+
 from lowtide import errors
-from lowtide.api import plan, plans, unwrap, wrap
+from lowtide.api import compare, plan, plans, unwrap, wrap
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, Value
-from lowtide.measure import measure_peak
 from lowtide.plan.base import AbstractPlanner, Proposal
+from lowtide.plan.compare import Comparison
 from lowtide.plan.problem import Problem
 from lowtide.plan.registry import register
 from lowtide.plan.result import Plan
@@ -15,10 +17,14 @@ from lowtide.schedule.simulate import simulate
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
+if TYPE_CHECKING:
+    from lowtide.measure import measure_peak
+
 __version__ = "0.1.0"
 
 __all__ = [
     "AbstractPlanner",
+    "Comparison",
     "Costs",
     "Graph",
     "Op",
@@ -27,6 +33,7 @@ __all__ = [
     "Proposal",
     "Schedule",
     "Value",
+    "compare",
     "errors",
     "expand",
     "measure_peak",
@@ -39,3 +46,12 @@ __all__ = [
     "verify",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return what needs PyTorch from the start, imported when it is first asked for."""
+    if name == "measure_peak":
+        from lowtide.measure import measure_peak
+
+        return measure_peak
+    raise AttributeError(f"module 'lowtide' has no attribute {name!r}")

@@ -1,20 +1,23 @@
-"""What users call: `wrap`, `unwrap`, `plans` and `plan`."""
+"""What users call: `wrap`, `unwrap`, `plans`, `plan` and `compare`.
+
+PyTorch and its compiler are imported by the calls that need them, so that `import lowtide` and the command line's help
+take a fraction of the time that `import torch` takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.graph.costs import Costs
 from lowtide.plan.base import AbstractPlanner
+from lowtide.plan.compare import BUDGETS, Comparison, check_comparison, compare_planners
 from lowtide.plan.result import Plan
-from lowtide.run.rehearse import rehearse
-from lowtide.run.settings import Settings
-from lowtide.run.wrapped import Wrapped, wrap_function, wrap_module, wrapped_of
+
+if TYPE_CHECKING:
+    from lowtide.run.wrapped import Wrapped
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -50,6 +53,11 @@ def wrap(
         plan: A plan, or the path of a saved one, for the graph it was made for.
         verify: Run the first training call plainly as well and compare bit for bit.
     """
+    from torch import nn
+
+    from lowtide.run.settings import Settings
+    from lowtide.run.wrapped import wrap_function, wrap_module
+
     settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan)
     if isinstance(model, nn.Module):
         return wrap_module(model, settings, verify=verify)
@@ -62,6 +70,10 @@ def wrap(
 
 def unwrap(model: Model) -> Model:
     """Return `model` as it was before `wrap`; a model that is not wrapped is returned as it is."""
+    from torch import nn
+
+    from lowtide.run.wrapped import wrapped_of
+
     wrapped = wrapped_of(model)
     if wrapped is None:
         return model
@@ -107,17 +119,63 @@ def plan(
         planner: As for `wrap`.
         costs: As for `wrap`.
     """
+    return _rehearse("plan", model, args, kwargs, budget=budget, planner=planner, costs=costs)
+
+
+def compare(
+    model: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budgets: Sequence[int | str] = BUDGETS,
+    planners: Sequence[str | AbstractPlanner] | None = None,
+    costs: str | Costs = "measured",
+) -> Comparison:
+    """Return what each planner makes of each budget for training `model` on such arguments, without running it.
+
+    Example:
+        ```python
+        print(lowtide.compare(model, (batch,), budgets=["65%", "50%"], planners=["auto", "chen_sqrt", "rotor"]))
+        ```
+
+    Args:
+        model: As for `plan`.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        budgets: Bytes, sizes such as "6GiB", or shares of the unplanned peak such as "50%".
+        planners: Names or planners; by default all that are registered, without `brute_force`.
+        costs: As for `wrap`.
+    """
+    from lowtide.run.progress import ProgressLine
+
+    check_comparison(budgets, planners)
+    problem = _rehearse("compare", model, args, kwargs, budget="100%", planner="keep_all", costs=costs).problem
+    with ProgressLine() as progress:
+        return compare_planners(problem.graph, problem.costs, budgets=budgets, planners=planners, progress=progress)
+
+
+def _rehearse(
+    name: str, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, **options: Any
+) -> Plan:
+    """Return the plan of the largest graph of a call; `name` is the function that the user called."""
+    from lowtide.run.rehearse import rehearse
+    from lowtide.run.settings import Settings
+
     if not callable(model) or isinstance(model, type):
         raise InvalidModelError(
-            f"{model!r} is a {type(model).__name__}; lowtide.plan takes an nn.Module or a function."
+            f"{model!r} is a {type(model).__name__}; lowtide.{name} takes an nn.Module or a function."
         )
     if not isinstance(args, tuple | list):
         raise InvalidInputError(f"args is a {type(args).__name__}; it must be a tuple of the call's arguments.")
-    found = rehearse(model, args, kwargs or {}, Settings.make(budget=budget, planner=planner, costs=costs))
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise InvalidInputError(f"kwargs is a {type(kwargs).__name__}; it must be a dictionary of keyword arguments.")
+    found = rehearse(model, args, kwargs or {}, Settings.make(**options))
     return max(found, key=lambda plan: plan.baseline_peak_bytes)
 
 
 def _wrapped(model: Callable[..., Any]) -> Wrapped:
+    from lowtide.run.wrapped import wrapped_of
+
     wrapped = wrapped_of(model)
     if wrapped is None:
         raise InvalidModelError(f"{type(model).__name__} is not wrapped; call lowtide.wrap(model, budget=...) first.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from lowtide.graph.io import (
     read_int,
     read_str,
 )
+from lowtide.plan.files import replace_text
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
@@ -68,16 +68,8 @@ def write_record(record: PlanRecord, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     text = _render(_to_dict(record))
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        replace_text(target, text)
     except OSError as error:
-        raise PlanFileError(f"Cannot write {str(target)!r}: {error.strerror}.") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
         raise PlanFileError(f"Cannot write {str(target)!r}: {error.strerror}.") from None
 
 
