@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from lowtide import errors
-from lowtide.api import compare, plan, plans, unwrap, wrap
+from lowtide.api import compare, explain, plan, plans, unwrap, wrap
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, Value
 from lowtide.plan.base import AbstractPlanner, Proposal
 from lowtide.plan.compare import Comparison
+from lowtide.plan.explain import Explanation
 from lowtide.plan.problem import Problem
 from lowtide.plan.registry import register
 from lowtide.plan.result import Plan
@@ -26,6 +27,7 @@ __all__ = [
     "AbstractPlanner",
     "Comparison",
     "Costs",
+    "Explanation",
     "Graph",
     "Op",
     "Plan",
@@ -36,6 +38,7 @@ __all__ = [
     "compare",
     "errors",
     "expand",
+    "explain",
     "measure_peak",
     "plan",
     "plans",

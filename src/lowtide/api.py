@@ -1,4 +1,4 @@
-"""What users call: `wrap`, `unwrap`, `plans`, `plan` and `compare`.
+"""What users call: `wrap`, `unwrap`, `plans`, `plan`, `compare` and `explain`.
 
 PyTorch and its compiler are imported by the calls that need them, so that `import lowtide` and the command line's help
 take a fraction of the time that `import torch` takes.
@@ -14,6 +14,7 @@ from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.graph.costs import Costs
 from lowtide.plan.base import AbstractPlanner
 from lowtide.plan.compare import BUDGETS, Comparison, check_comparison, compare_planners
+from lowtide.plan.explain import Explanation, explain_plan
 from lowtide.plan.result import Plan
 
 if TYPE_CHECKING:
@@ -152,6 +153,42 @@ def compare(
     problem = _rehearse("compare", model, args, kwargs, budget="100%", planner="keep_all", costs=costs).problem
     with ProgressLine() as progress:
         return compare_planners(problem.graph, problem.costs, budgets=budgets, planners=planners, progress=progress)
+
+
+def explain(
+    model: Callable[..., Any] | Plan,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: int | str = "100%",
+    planner: str | AbstractPlanner = "auto",
+    costs: str | Costs = "measured",
+    less: bool = True,
+) -> Explanation:
+    """Return what is alive at the peak of a training step and why, whom to blame, and what less memory would cost.
+
+    Example:
+        ```python
+        print(lowtide.explain(model, (batch,)))
+        print(lowtide.explain(plan))
+        ```
+
+    Args:
+        model: As for `plan`; or a plan, of whose own schedule the peak is explained.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        budget: As for `wrap`; by default plain training is explained.
+        planner: As for `wrap`; it also says what less memory would cost.
+        costs: As for `wrap`.
+        less: Whether to work out what each 10 % less memory would cost, which takes one plan each.
+    """
+    from lowtide.run.progress import ProgressLine
+
+    found = model
+    if not isinstance(found, Plan):
+        found = _rehearse("explain", found, args, kwargs, budget=budget, planner=planner, costs=costs)
+    with ProgressLine() as progress:
+        return explain_plan(found, planner=planner, less=less, progress=progress)
 
 
 def _rehearse(
