@@ -92,7 +92,6 @@ def test_unet_names_the_first_skip_connections(budget: str) -> None:
     if budget == "100%":
         assert found.blamed[0].module == "down.0.1.2"
         assert "a long skip" in found.blamed[0].reason
-        assert "down.1.1.2" in named
 
 
 def test_less_memory_is_priced_until_it_is_not_met() -> None:
