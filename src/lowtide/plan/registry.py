@@ -12,6 +12,7 @@ from lowtide.plan.planners.chen_greedy import ChenGreedy
 from lowtide.plan.planners.chen_recursive import ChenRecursive
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
 from lowtide.plan.planners.drop_cheap import DropCheap
+from lowtide.plan.planners.dtr import Dtr
 from lowtide.plan.planners.feng import Feng
 from lowtide.plan.planners.feng_chain import FengChain
 from lowtide.plan.planners.greedy import Greedy
@@ -38,6 +39,7 @@ _PORTFOLIO: dict[str, AbstractPlanner] = {
     "kusumoto_exact": KusumotoExact(),
     "revolve": Revolve(),
     "rotor": Rotor(),
+    "dtr": Dtr(),
     "greedy": Greedy(),
 }
 _PLANNERS: dict[str, AbstractPlanner] = {
