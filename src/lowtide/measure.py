@@ -9,7 +9,7 @@ before the recording began. A block from before that is freed meanwhile therefor
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -23,13 +23,14 @@ from torch._C._profiler import (
     _ExtraFields_Allocation,
     _ProfilerEvent,
 )
-from torch.autograd.profiler import profile
+from torch.autograd.profiler import profile, record_function
 
 from lowtide.device import Device, as_device, synchronize
 from lowtide.errors import MeasureError
 
 Result = TypeVar("Result")
 Levels = list[tuple[int, int]]
+_PHASE = "lowtide: next phase"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,48 @@ def run_with_peak(fn: Callable[[], Result], device: torch.device) -> tuple[Resul
         threads = _disable_profiler_legacy()
     changes = (event.cpu_memory_usage() for events in threads for event in events if event.kind() == "memory_alloc")
     return result, max(accumulate(changes), default=0)
+
+
+def run_phases(phases: Sequence[Callable[[], object]], device: torch.device) -> list[tuple[int, int]]:
+    """Return, for each of `phases`, run one after the other, the highest bytes and the bytes at its end.
+
+    Both are above the level before the first phase. As with `run_with_peak`, nothing that was there then may be freed.
+    """
+    if device.type == "cuda":
+        return _phases_on_cuda(phases, device)
+    _enable_profiler_legacy(
+        ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())  # profile_memory
+    )
+    try:
+        for phase in phases:
+            with record_function(_PHASE):
+                pass
+            phase()
+    finally:
+        threads = _disable_profiler_legacy()
+    found: list[tuple[int, int]] = []
+    peak = level = 0
+    for event in (event for events in threads for event in events):
+        if event.kind() == "push" and event.name() == _PHASE:
+            found.append((peak, level))
+            peak = level
+        elif event.kind() == "memory_alloc":
+            level += event.cpu_memory_usage()
+            peak = max(peak, level)
+    return [*found[1:], (peak, level)]
+
+
+def _phases_on_cuda(phases: Sequence[Callable[[], object]], device: torch.device) -> list[tuple[int, int]]:
+    synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    found = []
+    for phase in phases:
+        torch.cuda.reset_peak_memory_stats(device)
+        phase()
+        synchronize(device)
+        highest = torch.cuda.max_memory_allocated(device)
+        found.append((highest - before, torch.cuda.memory_allocated(device) - before))
+    return found
 
 
 def _run_on_cuda(fn: Callable[[], Result], device: torch.device) -> tuple[Result, int]:

@@ -1,0 +1,1 @@
+"""Blocks of a chain: what they are called with and return, how one is run by itself, and what it must leave alone."""

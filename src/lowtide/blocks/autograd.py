@@ -1,0 +1,119 @@
+"""One block's own piece of the autograd graph: cut off at its inputs, entered again later by its gradients.
+
+`begin` makes tensors that record gradients but hold no data of their own beyond the input they stand for, so that an
+input which nothing saves is freed as in plain training. `end` keeps the way back from a block's results without
+keeping the results. `differentiate` goes that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+Gradients = list[Tensor | None]
+
+
+class _Begin(torch.autograd.Function):
+    """Passes tensors on; the graph behind it is of no interest."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Return `tensors` as results of this node."""
+        del ctx, anchor
+        return tuple(tensor.detach() for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Never run: gradients are taken where they arrive here."""
+        raise AssertionError("gradients are captured before this node")
+
+
+class _End(torch.autograd.Function):
+    """Hands gradients to the tensors it was made from; the engine alone owns them then, and frees them early."""
+
+    @staticmethod
+    def forward(ctx: Any, box: list[Gradients], *ends: Tensor) -> Tensor:  # type: ignore[override]
+        """Return a tensor without elements, to start backward from."""
+        ctx.box = box
+        return ends[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        """Return what is in the box."""
+        del gradient
+        return (None, *ctx.box.pop())
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is left of a block's run: the way from its results back to its inputs.
+
+    Attributes:
+        start: A tensor without elements that stands for all results; None if no result needs a gradient.
+        box: Takes the gradients of the results when backward begins.
+        edges: Where the gradients of the inputs arrive.
+    """
+
+    start: Tensor | None
+    box: list[Gradients]
+    edges: list[GradientEdge]
+
+
+def begin(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[GradientEdge]]:
+    """Return tensors with the data of `tensors` at which a graph begins, and where their gradients will arrive."""
+    if not tensors:
+        return (), []
+    anchor = torch.empty(0, requires_grad=True)
+    started = _Begin.apply(anchor, *tensors)
+    node = started[0].grad_fn
+    return started, [GradientEdge(node, index) for index in range(len(started))]
+
+
+def end(results: Sequence[Tensor], shared: Sequence[Tensor], edges: list[GradientEdge]) -> Kept:
+    """Return the way back from `results`.
+
+    Sums of gradients that other blocks have begun enter at `shared`, before this block adds to them: the additions
+    happen in the order of plain training, one by one.
+    """
+    if not results:
+        return Kept(None, [], edges)
+    box: list[Gradients] = []
+    return Kept(_End.apply(box, *results, *shared), box, edges)
+
+
+@contextmanager
+def hooks_off(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Keep hooks on `parameters` from seeing what single blocks contribute: they are for the whole gradient."""
+    hooked = [each for each in parameters if each._backward_hooks]
+    contents = [dict(each._backward_hooks) for each in hooked]
+    for each in hooked:
+        each._backward_hooks.clear()
+    try:
+        yield
+    finally:
+        for each, hooks in zip(hooked, contents, strict=True):
+            each._backward_hooks.update(hooks)
+
+
+def differentiate(
+    kept: Kept, gradients: Gradients, parameters: Sequence[Tensor], *, retain: bool = False
+) -> Sequence[Tensor | None]:
+    """Return the gradients of the inputs behind `kept`, then those of `parameters`.
+
+    `gradients` are those of the results, then the sums so far of what is shared; the list is emptied, so that nothing
+    holds them longer than needed.
+    """
+    if kept.start is None:
+        return [None] * (len(kept.edges) + len(parameters))
+    kept.box.append(gradients.copy())
+    gradients.clear()
+    inputs = (*kept.edges, *parameters)
+    return torch.autograd.grad(
+        kept.start, inputs, torch.zeros_like(kept.start), retain_graph=retain, allow_unused=True
+    )

@@ -1,0 +1,76 @@
+"""Running a block without leaving traces: buffers, random number generators and autocast as they should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lowtide import device as devices
+
+Owner = tuple[nn.Module, str]
+Autocast = tuple[tuple[str, bool, torch.dtype], ...]
+RandomStates = tuple[Tensor, ...]
+
+
+def generators(tensors: Iterable[Any]) -> tuple[torch.device, ...]:
+    """Return the devices whose generators a block with such tensors may draw from; the CPU's comes first."""
+    found = {tensor.device for tensor in tensors if isinstance(tensor, Tensor) and tensor.device.type == "cuda"}
+    return (torch.device("cpu"), *sorted(found, key=str))
+
+
+def take_random(places: Sequence[torch.device]) -> RandomStates:
+    """Return the present states of the generators of `places`."""
+    return tuple(devices.get_rng_state(place) for place in places)
+
+
+def put_random(places: Sequence[torch.device], states: RandomStates) -> None:
+    """Set the generators of `places`."""
+    for place, state in zip(places, states, strict=True):
+        devices.set_rng_state(state, place)
+
+
+def owners_of(modules: Iterable[nn.Module]) -> list[Owner]:
+    """Return every buffer of `modules` as the module that has it and its name there."""
+    return [(module, name) for module in modules for name, tensor in module._buffers.items() if tensor is not None]
+
+
+@contextmanager
+def buffers_replaced(owners: Sequence[Owner], contents: Sequence[Tensor]) -> Iterator[None]:
+    """Let the modules in `owners` work with `contents` for a while instead of their own buffers."""
+    own = [module._buffers[name] for module, name in owners]
+    for (module, name), tensor in zip(owners, contents, strict=True):
+        module._buffers[name] = tensor
+    try:
+        yield
+    finally:
+        for (module, name), tensor in zip(owners, own, strict=True):
+            module._buffers[name] = tensor
+
+
+def cloned(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of `tensors`; what is one tensor stays one."""
+    copies: dict[int, Tensor] = {}
+    return [copies.setdefault(id(tensor), tensor.detach().clone()) for tensor in tensors]
+
+
+def autocast_now(devices_used: Iterable[torch.device]) -> Autocast:
+    """Return which autocast modes are on, and their dtypes."""
+    kinds = dict.fromkeys(["cpu", *(place.type for place in devices_used)])
+    return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+
+
+@contextmanager
+def autocast_as(state: Autocast) -> Iterator[None]:
+    """Set autocast as in `state`, without its cache of converted weights.
+
+    The cache would hand a weight that was converted in a run without gradients to one that needs them.
+    """
+    with ExitStack() as stack:
+        for kind, enabled, dtype in state:
+            if enabled or torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
+        yield

@@ -1,0 +1,397 @@
+"""What one unit of a chain costs: it is run by itself, and nothing outside of it changes.
+
+Bytes come from the allocator: what is left when the unit has run is what autograd holds inside; the most during its
+backward is more than what is there before and after. Which of its inputs and results autograd holds is seen by hooks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from lowtide import device as devices
+from lowtide.blocks.autograd import hooks_off
+from lowtide.blocks.position import Arguments, Position
+from lowtide.blocks.quiet import buffers_replaced, cloned, generators, owners_of, put_random, take_random
+from lowtide.blocks.spec import State, aliases_of, specs_of, storage_bytes, storage_key
+from lowtide.errors import InvalidInputError, InvalidModelError, LowtideError
+from lowtide.measure import run_phases
+
+_MANY_RUNS, _FEW_RUNS, _ENOUGH_SECONDS = 12, 3, 0.06
+OUTSIDE = -2
+NEW = -1
+
+
+class InPlaceError(Exception):
+    """The unit writes over the state it was given."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a unit is and costs.
+
+    Attributes:
+        gives: Which of its results need a gradient.
+        results: How many results it has.
+        sources: For every result, the tensor of the state whose storage it shares, or NEW, or OUTSIDE.
+        aliases: For every result, the first one that has the same storage.
+        result_bytes: For every result with a new storage its bytes; 0 for the second of two that share one.
+        saved_state: Tensors of the state that autograd holds for its backward.
+        saved_results: Results that autograd holds.
+        inside_bytes: What else autograd holds.
+        workspace_bytes: Most bytes while it runs, beyond its results and what is held inside.
+        backward_workspace_bytes: Most bytes while its backward runs, beyond what is there when it begins.
+        adding_workspace_bytes: The same if it adds to gradients that other units have begun.
+        gradient_bytes: Gradients of the state.
+        parameter_bytes: Gradient of every parameter; 0 where there is none.
+        leaf_bytes: Gradient of every leaf; 0 where there is none.
+        seconds: Time of a run.
+        backward_seconds: Time of its backward.
+        random: Whether it draws random numbers.
+        changing: Which of its buffers it changes, apart from statistics of normalisations, by number.
+        after: What the tensors of the state after it are.
+        foreign: Parameters that it uses and that cannot be found in it.
+    """
+
+    gives: tuple[int, ...]
+    results: int
+    sources: tuple[int, ...]
+    aliases: tuple[int, ...]
+    result_bytes: tuple[int, ...]
+    saved_state: tuple[int, ...] = ()
+    saved_results: tuple[int, ...] = ()
+    inside_bytes: int = 0
+    workspace_bytes: int = 0
+    backward_workspace_bytes: int = 0
+    adding_workspace_bytes: int = 0
+    gradient_bytes: int = 0
+    parameter_bytes: tuple[int, ...] = ()
+    leaf_bytes: tuple[int, ...] = ()
+    seconds: float = 0.0
+    backward_seconds: float = 0.0
+    random: bool = False
+    changing: tuple[int, ...] = ()
+    after: tuple[Any, ...] = ()
+    foreign: tuple[Tensor, ...] = ()
+
+
+def profile_unit(position: Position, state: State, arguments: Arguments, before: str) -> tuple[Figures, State]:
+    """Return the figures of `position`, whose results are not known yet, and its state after such a run.
+
+    Raises `InPlaceError` if it writes over the state. `before` names what comes before it, for messages.
+    """
+    places = generators((*state, *position.unit.contents.parameters()))
+    random = take_random(places)
+    owners = owners_of(position.unit.contents.modules)
+    originals = [module._buffers[name] for module, name in owners]
+    try:
+        with buffers_replaced(owners, cloned(originals)), hooks_off(position.unit.contents.parameters()):
+            figures, known = _probe(position, state, arguments, before, random, places)
+            if figures.gives:
+                figures = _measure_training(known, figures, state, arguments)
+            figures, after = _measure_run(known, figures, state, arguments)
+    finally:
+        put_random(places, random)
+    return replace(figures, after=specs_of(after)), after
+
+
+def state_after(position: Position, state: State, arguments: Arguments) -> State:
+    """Return the state after running `position`, which leaves no traces."""
+    places = generators((*state, *position.unit.contents.parameters()))
+    random = take_random(places)
+    owners = owners_of(position.unit.contents.modules)
+    try:
+        with buffers_replaced(owners, cloned([module._buffers[name] for module, name in owners])):
+            results = position.run(state, arguments)
+    finally:
+        put_random(places, random)
+    return results[: len(results) - position.unit.emits * len(position.unit.blocks)]
+
+
+def _probe(
+    position: Position,
+    state: State,
+    arguments: Arguments,
+    before: str,
+    random: Sequence[Tensor],
+    places: Sequence[torch.device],
+) -> tuple[Figures, Position]:
+    """Return all figures but bytes of memory and seconds, and the position with what is now known of it."""
+    owners = owners_of(position.unit.contents.modules)
+    old = cloned([module._buffers[name] for module, name in owners])
+    # Copies: the unit may write over its input, which belongs to the caller.
+    trial = tuple(cloned(state))
+    versions = [tensor._version for tensor in trial]
+    others = [tensor for tensor in _tensors_in(position, arguments) if not tensor.is_inference()]
+    other_versions = [tensor._version for tensor in others]
+    saved: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        saved.setdefault(storage_key(tensor), tensor)
+        return tensor
+
+    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
+        marker = (torch.zeros(1, requires_grad=True) * 1).grad_fn
+        entered, _, aliases = position.enter(trial, arguments)
+        results = _explained(lambda: position.call(entered, arguments, aliases), position, state, before)
+    if [tensor._version for tensor in trial] != versions:
+        raise InPlaceError
+    if [tensor._version for tensor in others] != other_versions:
+        raise InvalidModelError(
+            f"{position.unit.labels[-1]} changes one of its extra arguments in place; it could not be run again. "
+            "Let it work on a copy."
+        )
+    gives = tuple(index for index, tensor in enumerate(results) if tensor.requires_grad)
+    used = _parameters_behind([results[index] for index in gives], marker, position)
+    changed = _changed_buffers(position, old)
+    sources, sizes = _origins(position, trial, arguments, results)
+    now = take_random(places)
+    known = {id(parameter) for parameter in position.parameters}
+    foreign = tuple(parameter for parameter in used if id(parameter) not in known)
+    figures = Figures(
+        gives=gives,
+        results=len(results),
+        sources=sources,
+        aliases=aliases_of(results),
+        result_bytes=sizes,
+        saved_state=tuple(index for index, tensor in enumerate(trial) if storage_key(tensor) in saved),
+        saved_results=tuple(
+            index for index, tensor in enumerate(results) if storage_key(tensor) in saved and sources[index] == NEW
+        ),
+        random=any(not torch.equal(a, b) for a, b in zip(random, now, strict=True)),
+        changing=changed,
+        foreign=foreign,
+    )
+    complete = replace(
+        position,
+        gives=gives,
+        results=len(results),
+        parameters=position.parameters + foreign,
+        changing=tuple(owners[index] for index in changed),
+    )
+    return figures, complete
+
+
+def _explained(run: Callable[[], State], position: Position, state: State, before: str) -> State:
+    """Return `run()`; what it raises becomes an error that names the block."""
+    try:
+        return run()
+    except (LowtideError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in state)
+        raise InvalidInputError(
+            f"{position.unit.labels[-1]} does not fit what it is given, which is {before}, {shapes}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _tensors_in(position: Position, arguments: Arguments) -> list[Tensor]:
+    first = position.unit.first
+    rows = arguments.extras[first : first + len(position.unit.blocks)]
+    return [value for row in rows for value in row if isinstance(value, Tensor)]
+
+
+def _parameters_behind(results: Sequence[Tensor], marker: Any, position: Position) -> list[Tensor]:
+    """Return the leaf tensors that gradients of `results` reach; raise if they reach what was computed outside."""
+    start, found = marker._sequence_nr(), {}
+    seen: set[Any] = set()
+    stack = [tensor.grad_fn for tensor in results]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found[id(leaf)] = leaf
+            continue
+        if node._sequence_nr() <= start:
+            raise InvalidModelError(
+                f"{position.unit.labels[-1]} uses a tensor that was computed outside of it and needs a gradient "
+                f"({node.name()}). Pass it as an extra argument of the block or as a keyword of the chain."
+            )
+        if not node.name().startswith("_BeginBackward"):
+            stack += [following for following, _ in node.next_functions]
+    return list(found.values())
+
+
+def _changed_buffers(position: Position, old: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return which buffers were changed, apart from the statistics of normalisations."""
+    norms = {id(module) for module in position.norms}
+    owners = owners_of(position.unit.contents.modules)
+    return tuple(
+        index
+        for index, ((module, name), was) in enumerate(zip(owners, old, strict=True))
+        if id(module) not in norms and not torch.equal(module._buffers[name], was)
+    )
+
+
+def _origins(
+    position: Position, state: State, arguments: Arguments, results: State
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where the storage of every result comes from, and the bytes of those that are new."""
+    outside = {storage_key(tensor) for tensor in (*_tensors_in(position, arguments), *arguments.leaves)}
+    outside.update(map(storage_key, position.unit.contents.parameters()))
+    given = {storage_key(tensor): index for index, tensor in reversed(list(enumerate(state)))}
+    sources, sizes = [], []
+    seen: set[int] = set()
+    for tensor in results:
+        key = storage_key(tensor)
+        sources.append(given.get(key, OUTSIDE if key in outside else NEW))
+        fresh = sources[-1] == NEW and key not in seen
+        sizes.append(devices.round_bytes(storage_bytes(tensor), tensor.device) if fresh else 0)
+        seen.add(key)
+    return tuple(sources), tuple(sizes)
+
+
+def _measure_run(position: Position, figures: Figures, state: State, arguments: Arguments) -> tuple[Figures, State]:
+    """Return `figures` with what a run without gradients takes, and its state."""
+    results: list[State] = []
+    phases = [lambda: results.append(position.run(state, arguments))]
+    ((peak, _),) = run_phases(phases, state[0].device)
+    workspace = peak - sum(figures.result_bytes) - figures.inside_bytes
+    figures = replace(figures, workspace_bytes=max(figures.workspace_bytes, workspace, 0))
+    if not figures.gives:
+        figures = replace(figures, seconds=_least_seconds(lambda: position.run(state, arguments), state[0].device))
+    emitted = position.unit.emits * len(position.unit.blocks)
+    return figures, results[0][: len(results[0]) - emitted]
+
+
+class _Trial:
+    """One forward and backward of a position, in phases."""
+
+    def __init__(self, position: Position, state: State, arguments: Arguments, *, seeded: bool) -> None:
+        self._position, self._state, self._arguments, self._seeded = position, state, arguments, seeded
+        self._sums: list[Tensor | None] = []
+        self._results: State = ()
+        self._gradients: list[Tensor | None] = []
+        self._kept: Any = None
+        emitted = position.unit.emits * len(position.unit.blocks)
+        # What receives the last state sends its gradient and holds on to it.
+        self._from_outside = range(0 if position.final else position.results - emitted, position.results)
+        self.found: Any = None
+
+    def prepare(self) -> None:
+        """Make the sums of gradients that other positions have begun."""
+        position = self._position
+        shared = [position.parameters[index] for index in position.shared_parameters]
+        shared += [self._arguments.leaves[position.leaves[index]] for index in position.shared_leaves]
+        self._sums = [torch.zeros_like(tensor) if self._seeded else None for tensor in shared]
+
+    def forward(self) -> None:
+        """Run it and keep the way back."""
+        self._results, self._kept = self._position.run_kept(self._state, self._arguments)
+
+    def turn(self) -> None:
+        """Make the gradients of the results."""
+        gives = set(self._position.gives)
+        self._gradients = [
+            torch.ones_like(tensor) if index in gives and index not in self._from_outside else None
+            for index, tensor in enumerate(self._results)
+        ]
+
+    def forget(self) -> None:
+        """Forget the results, apart from those that the caller has."""
+        self._results = tuple(self._results[index] for index in self._from_outside)
+
+    def outside(self) -> list[tuple[int, Tensor]]:
+        """Return gradients of the results that leave the chain, which are there anyway."""
+        return [
+            (index, torch.ones_like(self._results[index]))
+            for index in self._from_outside
+            if index in self._position.gives
+        ]
+
+    def add(self, gradients: list[tuple[int, Tensor]]) -> None:
+        """Take over gradients that are there anyway."""
+        for index, gradient in gradients:
+            self._gradients[index] = gradient
+
+    def backward(self) -> None:
+        """Go back."""
+        self.found = self._position.differentiate(self._kept, self._gradients, self._sums)
+        self._kept = None
+
+
+def _measure_training(position: Position, figures: Figures, state: State, arguments: Arguments) -> Figures:
+    """Return `figures` with bytes and seconds of a forward and a backward."""
+    device = state[0].device
+    rehearsal = _Trial(position, state, arguments, seeded=False)
+    rehearsal.prepare()
+    rehearsal.forward()
+    emitted = rehearsal.outside()
+    del rehearsal
+
+    def levels_of(seeded: bool) -> tuple[_Trial, list[tuple[int, int]]]:
+        trial = _Trial(position, state, arguments, seeded=seeded)
+        phases = [
+            trial.prepare,
+            trial.forward,
+            trial.turn,
+            lambda: (trial.add(emitted), trial.forget()),
+            trial.backward,
+        ]
+        return trial, run_phases(phases, device)
+
+    trial, (_, forward, _, ready, backward) = levels_of(seeded=False)
+    of_state, of_leaves, of_parameters = trial.found
+    results = sum(figures.result_bytes)
+    figures = replace(
+        figures,
+        inside_bytes=max(forward[1] - results, 0),
+        workspace_bytes=max(forward[0] - max(forward[1], results), 0),
+        backward_workspace_bytes=max(backward[0] - ready[1], 0),
+        adding_workspace_bytes=max(backward[0] - ready[1], 0),
+        gradient_bytes=sum({storage_key(each): _gradient_bytes(each) for each in of_state if each is not None}.values()),
+        parameter_bytes=tuple(map(_gradient_bytes, of_parameters)),
+        leaf_bytes=tuple(map(_gradient_bytes, of_leaves)),
+    )
+    del trial, of_state, of_leaves, of_parameters
+    if position.shared:
+        _, (_, _, _, ready, backward) = levels_of(seeded=True)
+        figures = replace(figures, adding_workspace_bytes=max(backward[0] - ready[1], 0))
+    seconds, backward_seconds = _training_seconds(position, state, arguments, emitted)
+    return replace(figures, seconds=seconds, backward_seconds=backward_seconds)
+
+
+def _gradient_bytes(gradient: Tensor | None) -> int:
+    return 0 if gradient is None else devices.round_bytes(storage_bytes(gradient), gradient.device)
+
+
+def _training_seconds(
+    position: Position, state: State, arguments: Arguments, emitted: list[tuple[int, Tensor]]
+) -> tuple[float, float]:
+    """Return the least times of a forward and of a backward."""
+    device = state[0].device
+    forward, backward = [], []
+    while len(forward) < _FEW_RUNS or (len(forward) < _MANY_RUNS and sum(forward) + sum(backward) < _ENOUGH_SECONDS):
+        trial = _Trial(position, state, arguments, seeded=bool(position.shared))
+        trial.prepare()
+        forward.append(_seconds(trial.forward, device))
+        trial.turn()
+        trial.add(emitted)
+        trial.forget()
+        backward.append(_seconds(trial.backward, device))
+    return min(forward), min(backward)
+
+
+def _least_seconds(run: Callable[[], Any], device: torch.device) -> float:
+    times = [_seconds(run, device)]
+    while len(times) < _FEW_RUNS or (len(times) < _MANY_RUNS and sum(times) < _ENOUGH_SECONDS):
+        times.append(_seconds(run, device))
+    return min(times)
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    devices.synchronize(device)
+    start = time.perf_counter()
+    run()
+    devices.synchronize(device)
+    return time.perf_counter() - start

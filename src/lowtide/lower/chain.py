@@ -1,0 +1,385 @@
+"""A schedule of a chain as steps that run in eager mode, inside one node of the autograd graph.
+
+Between forward and backward the states that the schedule keeps are alive, and for positions that keep all, their own
+pieces of autograd graph. Backward runs forward steps again as the schedule says, and takes positions back one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _get_current_graph_task_keep_graph
+
+from lowtide.blocks.autograd import Kept, hooks_off
+from lowtide.blocks.position import Arguments, Position
+from lowtide.blocks.quiet import Autocast, RandomStates, autocast_as, generators, put_random, take_random
+from lowtide.blocks.spec import State
+from lowtide.errors import InvalidModelError, UnsupportedBackwardError
+from lowtide.schedule.steps import Schedule
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run of a position.
+
+    Attributes:
+        position: Which one.
+        back: Whether it goes backward; the other fields belong to forward runs.
+        keep: Whether what its backward reads is kept.
+        again: Whether it has run before.
+        last: Whether it does not run forward again.
+        store: Whether the state after it is read by a later run.
+        drop: Whether the state before it is not read any more.
+    """
+
+    position: int
+    back: bool = False
+    keep: bool = False
+    again: bool = False
+    last: bool = True
+    store: bool = False
+    drop: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ChainProgram:
+    """A chain with its schedule, ready to run.
+
+    Attributes:
+        positions: The positions.
+        forward: Steps of the forward pass.
+        backward: Steps of the backward pass.
+        parameters: All parameters that get gradients, each once.
+        numbers: For every position, the numbers of its parameters among all.
+        emitted: For every position, the place of its first emitted tensor among all, and how many it has.
+    """
+
+    positions: tuple[Position, ...]
+    forward: tuple[Step, ...]
+    backward: tuple[Step, ...]
+    parameters: tuple[Tensor, ...]
+    numbers: tuple[tuple[int, ...], ...]
+    emitted: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def make(positions: Sequence[Position], meanings: Sequence[tuple[str, int]], schedule: Schedule) -> ChainProgram:
+        """Return the program of `schedule`, whose ops do what `meanings` say."""
+        parameters = {id(each): each for position in positions for each in position.parameters}
+        number = {key: index for index, key in enumerate(parameters)}
+        steps = _steps([meanings[op] for op in schedule.steps])
+        boundary = len(schedule.forward)
+        emits = [position.unit.emits * len(position.unit.blocks) for position in positions]
+        places = [0, *accumulate(emits)]
+        return ChainProgram(
+            positions=tuple(positions),
+            forward=tuple(step for step in steps[:boundary] if step is not None),
+            backward=tuple(step for step in steps[boundary:] if step is not None),
+            parameters=tuple(parameters.values()),
+            numbers=tuple(tuple(number[id(each)] for each in position.parameters) for position in positions),
+            emitted=tuple(zip(places, emits, strict=False)),
+        )
+
+    def run(self, state: State, arguments: Arguments, autocast: Autocast) -> tuple[Tensor, ...]:
+        """Return the state after the chain and what its blocks emit, as one node of the autograd graph."""
+        outputs: tuple[Tensor, ...] = _Chain.apply(
+            Tape(self, arguments, autocast), len(state), *state, *arguments.leaves, *self.parameters
+        )
+        return outputs
+
+
+def needed_runs(meanings: Sequence[tuple[str, int]], schedule: Schedule) -> Schedule:
+    """Return `schedule` without runs whose results nobody uses.
+
+    A position that keeps all holds its input as well. A schedule that drops the input meanwhile and makes it again has
+    runs that are for nothing here.
+    """
+    ops = schedule.steps
+    boundary = len(schedule.forward)
+    useful: list[int] = []
+    # Positions whose state, or whose own graph, is wanted by a run that comes later.
+    states: set[int] = set()
+    graphs: set[int] = set()
+    for place in reversed(range(len(ops))):
+        kind, position = meanings[ops[place]]
+        if kind == FORWARD:
+            wanted = place < boundary or position + 1 in states or position in graphs
+            if not wanted:
+                continue
+            states.discard(position + 1)
+            graphs.discard(position)
+            states.add(position)
+        elif kind == BACKWARD:
+            graphs.add(position)
+        useful.append(place)
+    chosen = useful[::-1]
+    split = sum(place < boundary for place in chosen)
+    kept = tuple(ops[place] for place in chosen)
+    return Schedule(kept[:split], kept[split:])
+
+
+def _steps(runs: Sequence[tuple[str, int]]) -> list[Step | None]:
+    """Return the steps that `runs` mean; None for ops that have nothing to do."""
+    found: list[Step | None] = [None] * len(runs)
+    # Seen from the end: which states and graphs later runs read, and which positions run forward later.
+    states: set[int] = set()
+    graphs: set[int] = set()
+    later: set[int] = set()
+    first = {position: place for place, (kind, position) in reversed(list(enumerate(runs))) if kind == FORWARD}
+    for place in reversed(range(len(runs))):
+        kind, position = runs[place]
+        if kind == BACKWARD:
+            found[place] = Step(position, back=True)
+            graphs.add(position)
+        elif kind == FORWARD:
+            found[place] = Step(
+                position,
+                keep=position in graphs,
+                again=first[position] != place,
+                last=position not in later,
+                store=position + 1 in states,
+                drop=position not in states,
+            )
+            graphs.discard(position)
+            states.discard(position + 1)
+            states.add(position)
+            later.add(position)
+    return found
+
+
+@dataclass
+class Tape:
+    """What one call keeps between its forward and its backward.
+
+    Attributes:
+        program: What runs.
+        arguments: What the blocks take beside the state.
+        autocast: How autocast was set.
+        states: States that are alive, by the position that reads them.
+        kept: Pieces of autograd graph that are alive, by position.
+        random: States of generators before the first run of positions that run again.
+        stashes: Buffers before the first run of positions that run again.
+        versions: How often parameters and inputs had been changed.
+    """
+
+    program: ChainProgram
+    arguments: Arguments
+    autocast: Autocast
+    states: dict[int, State] = field(default_factory=dict)
+    kept: dict[int, Kept] = field(default_factory=dict)
+    random: dict[int, RandomStates] = field(default_factory=dict)
+    stashes: dict[int, list[Tensor]] = field(default_factory=dict)
+    versions: list[int] = field(default_factory=list)
+
+    def run(self, step: Step) -> State:
+        """Run one forward step and return all its results."""
+        position = self.program.positions[step.position]
+        state = self.states[step.position]
+        if step.drop:
+            del self.states[step.position]
+        if step.again:
+            return self._run_again(step, position, state)
+        if not step.last:
+            if position.random:
+                self.random[step.position] = take_random(_places(position))
+            if position.changing:
+                self.stashes[step.position] = position.stash()
+        return self._plain_run(step, position, state)
+
+    def _plain_run(self, step: Step, position: Position, state: State) -> State:
+        if step.keep:
+            results, self.kept[step.position] = position.run_kept(state, self.arguments)
+        else:
+            results = position.run(state, self.arguments)
+        if len(results) != position.results:
+            raise InvalidModelError(
+                f"{position.unit.labels[-1]} returned {len(results)} tensors; when it was looked at, it returned "
+                f"{position.results}. The number must not change from call to call."
+            )
+        return results
+
+    def _run_again(self, step: Step, position: Position, state: State) -> State:
+        """Run a step anew with the random numbers and buffers of its first run, and without other traces."""
+        places, present = (), ()
+        if position.random:
+            places = _places(position)
+            present = take_random(places)
+            put_random(places, self.random[step.position])
+        before = position.versions()
+        try:
+            with position.again(self.stashes.get(step.position, ())):
+                results = self._plain_run(step, position, state)
+        finally:
+            if position.random:
+                put_random(places, present)
+        if before and position.versions() != before:
+            raise InvalidModelError(
+                f"{position.unit.labels[-1]} changed one of its buffers when it was run again, but not when it was "
+                "looked at. Its results would depend on how often it runs; a block may change a buffer in every call "
+                "or in none."
+            )
+        if step.last:
+            self.random.pop(step.position, None)
+            self.stashes.pop(step.position, None)
+        return results
+
+    def copy(self) -> Tape:
+        """Return a tape with the same contents, to go backward on while this one stays as it is."""
+        return Tape(
+            self.program,
+            self.arguments,
+            self.autocast,
+            self.states.copy(),
+            self.kept.copy(),
+            self.random.copy(),
+            self.stashes.copy(),
+            self.versions,
+        )
+
+
+def _places(position: Position) -> tuple[torch.device, ...]:
+    return generators(position.parameters)
+
+
+class _Chain(torch.autograd.Function):
+    """The whole chain as one node: inputs, leaves and parameters go in, the last state and what is emitted come out."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: Tape, state_size: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Run the forward steps."""
+        ctx.set_materialize_grads(False)
+        ctx.tape, ctx.state_size = tape, state_size
+        program = tape.program
+        tape.versions = [tensor._version for tensor in tensors]
+        ctx.tensors = tensors
+        tape.states[0] = tuple(tensor.detach() for tensor in tensors[:state_size])
+        emitted: list[Tensor] = []
+        after: State = ()
+        with autocast_as(tape.autocast):
+            for step in program.forward:
+                results = tape.run(step)
+                own = program.emitted[step.position][1]
+                after = results[: len(results) - own]
+                if own:
+                    emitted += results[len(results) - own :]
+                del results
+                if step.store:
+                    tape.states[step.position + 1] = after
+        outputs = (*after, *emitted)
+        ctx.results = len(after)
+        ctx.mark_non_differentiable(*_without_gradient(program, outputs, len(after)))
+        return tuple(tensor.detach() if any(tensor is given for given in tensors) else tensor for tensor in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        """Run the backward steps."""
+        if torch.is_grad_enabled():
+            raise UnsupportedBackwardError(
+                "Second derivatives of a chain are not supported: backward was called with create_graph=True. Call the "
+                "blocks one after the other instead, or leave create_graph out."
+            )
+        tape: Tape | None = ctx.tape
+        if tape is None:
+            raise UnsupportedBackwardError(
+                "Backward was called a second time on the same call of a chain. Pass retain_graph=True the first time."
+            )
+        retain = _get_current_graph_task_keep_graph()
+        for number, (tensor, version) in enumerate(zip(ctx.tensors, tape.versions, strict=True)):
+            if tensor._version != version:
+                raise UnsupportedBackwardError(_changed(tape, ctx.state_size, number))
+        if retain:
+            tape = tape.copy()
+        else:
+            ctx.tape = None
+        return _go_back(tape, ctx.state_size, ctx.results, list(gradients), retain=retain)
+
+
+def _without_gradient(program: ChainProgram, outputs: Sequence[Tensor], size: int) -> list[Tensor]:
+    """Return the outputs that need no gradient."""
+    last = program.positions[-1]
+    found = [outputs[index] for index in range(size) if index not in last.gives]
+    for position, (place, own) in zip(program.positions, program.emitted, strict=True):
+        first = position.results - own
+        found += [outputs[size + place + k] for k in range(own) if first + k not in position.gives]
+    return found
+
+
+def _changed(tape: Tape, state_size: int, number: int) -> str:
+    leaves = len(tape.arguments.leaves)
+    if number < state_size:
+        what = f"Input {number} of the chain"
+    else:
+        what = "An extra argument" if number < state_size + leaves else "A parameter of the chain"
+    return (
+        f"{what} was changed in place between forward and backward, which would recompute with the new contents. "
+        "Change it after backward."
+    )
+
+
+def _go_back(tape: Tape, state_size: int, results: int, gradients: list[Tensor | None], *, retain: bool) -> Any:
+    """Return the gradients of all tensors that went in."""
+    program = tape.program
+    from_forward = set(tape.kept)
+    emitted, flow = gradients[results:], gradients[:results]
+    gradients.clear()
+    sums = _Sums(program, len(tape.arguments.leaves))
+    at = len(program.positions)
+    with autocast_as(tape.autocast), hooks_off(program.parameters):
+        for step in program.backward:
+            if not step.back:
+                after = tape.run(step)
+                if step.store:
+                    tape.states[step.position + 1] = after
+                del after
+                continue
+            position = program.positions[step.position]
+            place, own = program.emitted[step.position]
+            if step.position + 1 != at:
+                # The state between was computed without gradients.
+                flow = [None] * (position.results - own)
+            at = step.position
+            flow += emitted[place : place + own]
+            flow = sums.back(step.position, tape.kept.pop(at), flow, retain=retain and at in from_forward)
+    return (None, None, *(flow if not at else [None] * state_size), *sums.leaves, *sums.parameters)
+
+
+class _Sums:
+    """Gradients of leaves and parameters so far."""
+
+    def __init__(self, program: ChainProgram, leaves: int) -> None:
+        self._program = program
+        self.leaves: list[Tensor | None] = [None] * leaves
+        self.parameters: list[Tensor | None] = [None] * len(program.parameters)
+
+    def back(self, place: int, kept: Kept, flow: list[Tensor | None], *, retain: bool) -> list[Tensor | None]:
+        """Take one position back and return the gradients of the state before it; `flow` is emptied."""
+        position, numbers = self._program.positions[place], self._program.numbers[place]
+        begun = self._take(position, numbers)
+        of_state, of_leaves, of_parameters = position.differentiate(kept, flow, begun, retain=retain)
+        for leaf, gradient in zip(position.leaves, of_leaves, strict=True):
+            self.leaves[leaf] = gradient
+        for number, gradient in zip(numbers, of_parameters, strict=True):
+            self.parameters[number] = gradient
+        before: list[Tensor | None] = [None] * position.state_size
+        for index, gradient in zip(position.needs, of_state, strict=True):
+            before[index] = gradient
+        return before
+
+    def _take(self, position: Position, numbers: Sequence[int]) -> list[Tensor | None]:
+        """Return the sums that `position` adds to, which nothing else refers to from now on."""
+        taken = []
+        for index in position.shared_parameters:
+            number = numbers[index]
+            taken.append(self.parameters[number])
+            self.parameters[number] = None
+        for index in position.shared_leaves:
+            leaf = position.leaves[index]
+            taken.append(self.leaves[leaf])
+            self.leaves[leaf] = None
+        return taken
