@@ -13,6 +13,7 @@ from lowtide.plan.problem import Problem
 from lowtide.plan.registry import register
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
+from lowtide.report.write import write_report
 from lowtide.schedule.expand import expand
 from lowtide.schedule.simulate import simulate
 from lowtide.schedule.steps import Schedule
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from lowtide.measure import measure_peak
 
 __version__ = "0.1.0"
+
+Plan.report_writer = write_report
 
 __all__ = [
     "AbstractPlanner",

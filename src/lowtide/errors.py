@@ -60,6 +60,10 @@ class PlanFileError(LowtideError, ValueError):
     """A plan file is unreadable, truncated, of another version, or made for another graph."""
 
 
+class ReportError(LowtideError, RuntimeError):
+    """A report or picture could not be written."""
+
+
 class CaptureError(LowtideError, RuntimeError):
     """The model's training graph could not be captured."""
 

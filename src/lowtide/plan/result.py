@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from lowtide.plan.problem import Problem
 from lowtide.plan.record import PlanRecord, read_record, write_record
@@ -12,6 +13,9 @@ from lowtide.plan.text import module_rows, module_table
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 from lowtide.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.plan.compare import Comparison
 
 
 class Outcome(Enum):
@@ -24,6 +28,13 @@ class Outcome(Enum):
         "No schedule within the budget was found; this one has the least peak known. Raise the budget to its peak, "
         "make the batch smaller, or try another planner."
     )
+
+
+class ReportWriter(Protocol):
+    """Writes a plan to a file for people."""
+
+    def __call__(self, plan: Plan, path: str | os.PathLike[str], comparison: Comparison | None, /) -> None:
+        """Write `plan` to `path`."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,10 @@ class Plan:
     bound: float | None
     min_peak_bytes: int
     seconds: float
+
+    # Pages and pictures are a layer above this one, which therefore does not import them: the package root, where all
+    # parts are put together, says who writes reports.
+    report_writer: ClassVar[ReportWriter]
 
     @property
     def peak_bytes(self) -> int:
@@ -99,6 +114,18 @@ class Plan:
             ),
             path,
         )
+
+    def report(self, path: str | os.PathLike[str], *, comparison: Comparison | None = None) -> None:
+        """Write a report to `path`, replacing what is there: a page (.html), a picture (.png, .svg) or text (.txt).
+
+        The page is one file that needs no network: memory over the step, what is alive at the peak, what each module
+        keeps and recomputes, memory against time, and all ops.
+
+        Args:
+            path: The file; its suffix says what it becomes.
+            comparison: Other planners and budgets to show beside this plan, from `lowtide.compare`.
+        """
+        type(self).report_writer(self, path, comparison)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:

@@ -9,7 +9,15 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from lowtide.graph.costs import Costs
+from lowtide.schedule.simulate import Trace
+from lowtide.schedule.steps import Schedule
+
+if TYPE_CHECKING:
+    from lowtide.plan.result import Plan
 
 MIB = 2**20
 COLOURS = ("#c2410c", "#0369a1", "#4d7c0f", "#7e22ce")
@@ -42,11 +50,32 @@ class Panel:
     title: str
     courses: Sequence[Course]
     budget_bytes: int | None = None
+    time_label: str = "time in the step (ms, with the profiler on)"
 
 
 def can_draw() -> bool:
     """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def plan_panel(plan: Plan) -> Panel:
+    """Return the predicted memory over the step of plain training and of `plan`."""
+    graph, costs = plan.problem.graph, plan.problem.costs
+    plain = course_of("plain", Schedule.keep_all(graph), plan.problem.baseline, costs)
+    planned = course_of("planned", plan.schedule, plan.trace, costs)
+    return Panel(
+        f"{plan.planner}: {100 * plan.overhead:.1f} % more time",
+        (plain, planned),
+        plan.budget_bytes,
+        time_label="time in the step (ms, predicted)",
+    )
+
+
+def course_of(label: str, schedule: Schedule, trace: Trace, costs: Costs) -> Course:
+    """Return the simulated course of `schedule`, whose trace is `trace`."""
+    clock = [0.0, *accumulate(costs.seconds[op] for op in schedule.steps)]
+    levels = [*trace.bytes_during, trace.bytes_after[-1] if trace.bytes_after else 0]
+    return Course(label, list(zip(clock, levels, strict=True)), clock[trace.boundary])
 
 
 def draw(panels: Sequence[Panel], *paths: str | os.PathLike[str]) -> None:
@@ -71,7 +100,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         axes.axhline(height, color="#111827", linestyle="--", linewidth=1.2, label=f"budget: {height:.1f} MiB")
     axes.set(
         title=panel.title,
-        xlabel="time in the step (ms, with the profiler on)",
+        xlabel=panel.time_label,
         ylabel="memory above the start (MiB)",
         xlim=(0, None),
         ylim=(0, 1.65 * top),
@@ -86,6 +115,8 @@ def _draw_course(axes: Any, course: Course, row: int, top: float) -> None:
     levels = [level / MIB for _, level in course.points]
     label = f"{course.label}: peak {course.peak_bytes / MIB:.1f} MiB"
     axes.step(times, levels, where="post", color=colour, linewidth=1.1, label=label)
+    highest = levels.index(max(levels, default=0.0))
+    axes.plot(times[highest], levels[highest], "o", color=colour, markersize=4)
     axes.fill_between(times, levels, step="post", color=colour, alpha=0.13)
     if course.backward_seconds is not None:
         begin = 1e3 * course.backward_seconds
