@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_SECONDS ?= 1500
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-all lint format bench bench-exact bench-planners bench-time bench-resident curves reproduce clean
+.PHONY: help demo picture test test-all lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published curves reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,21 @@ bench-time: .venv/.installed-zoo ## step time against eager
 
 bench-resident: .venv/.installed-zoo ## the saving in the process's maximum resident size
 	$(BIN)/python benchmarks/resident.py
+
+bench-plan: .venv/.installed-zoo .venv/.installed-picture ## every planner at seven budgets: overhead, bound, gap, seconds; hours
+	$(BIN)/python benchmarks/plan.py
+
+bench-native: .venv/.installed-zoo ## against PyTorch's own memory budget and per-block checkpointing, at equal peaks
+	$(BIN)/python benchmarks/native.py
+
+bench-overhead: .venv/.installed-zoo ## predicted overhead against measured step times
+	$(BIN)/python benchmarks/overhead.py
+
+bench-scaling: .venv/.installed-picture ## planning seconds against graph size, to 50,000 ops
+	$(BIN)/python benchmarks/scaling.py
+
+bench-published: .venv/.installed-dev ## seven points on published graphs; GRAPHS=folder
+	$(BIN)/python benchmarks/published.py $(if $(GRAPHS),--graphs $(GRAPHS))
 
 curves: .venv/.installed-picture ## refresh the pictures of the planners' pages
 	$(BIN)/python benchmarks/curves.py

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 RESULTS = Path(__file__).parent / "results"
 ROW = "row: "
 MIB = 2**20
@@ -43,6 +41,8 @@ def run_child(script: str, arguments: Sequence[str], *, env: dict[str, str] | No
 
 def machine() -> dict[str, Any]:
     """Return what the figures depend on."""
+    import torch  # benchmarks of planning alone start without it
+
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,0 +1,230 @@
+"""Every planner on real models at seven budgets: is `auto` the best everywhere, and how close to optimal is it?
+
+Each model is captured once, with measured costs, and kept in out/problems. Every planner then plans it at 80, 65, 50,
+40, 30, 25 and 20 % of the unplanned peak, in a process of its own with a time limit. Overheads and peaks are the
+simulator's; the bound is proved for the graph, its costs and its order of first computations, and the gap is what the
+overhead exceeds it by. A planner other than `auto` that runs out of time at one budget of a model is not tried at the
+others of that model; these count as out of time as well.
+
+    python benchmarks/plan.py --only gpt unet --planners auto greedy --budgets 65 40 --keep
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import zoo
+from checks import BEST, checks, failed
+from common import RESULTS, Row, describe_machine, mib, number, table, text, write_results
+from limits import Job, planned, run_jobs
+from lowtide.plan import registry
+from lowtide.plan.problem import Problem
+from plan_picture import draw
+from problems import FOLDER, problem_of
+
+BUDGETS = (80, 65, 50, 40, 30, 25, 20)
+LEFT_OUT = {"brute_force"}
+LIMIT_SECONDS = 120.0
+
+
+@dataclass
+class Table:
+    """The rows so far, and what to run."""
+
+    planners: Sequence[str]
+    budgets: Sequence[int]
+    limit_seconds: float
+    rows: list[Row]
+
+    def jobs(self, name: str, problem: Problem, digest: str) -> Iterator[Job]:
+        """Yield the jobs of one model; planners that have run out of time are not tried again."""
+        peak = problem.budget_bytes
+        for planner in self.planners:
+            for percent in self.budgets:
+                key = self.key(name, planner, percent, problem, digest)
+                if planner != BEST and self._was_out_of_time(name, planner):
+                    self.rows.append({**key, "out_of_time": self.limit_seconds, "tried": False})
+                    continue
+                asked = Problem(problem.graph, problem.costs, peak * percent // 100)
+                yield Job(key, partial(planned, asked, planner), self.limit_seconds)
+
+    def key(self, name: str, planner: str, percent: int, problem: Problem, digest: str) -> Row:
+        """Return what identifies a row, and what it is about."""
+        return {
+            "model": name,
+            "planner": planner,
+            "percent": percent,
+            "ops": len(problem.graph.ops),
+            "unplanned_bytes": problem.budget_bytes,
+            "problem": digest,
+        }
+
+    def _was_out_of_time(self, name: str, planner: str) -> bool:
+        mine = [row for row in self.rows if row["model"] == name and row.get("planner") == planner]
+        return any("out_of_time" in row for row in mine)
+
+
+def run(options: argparse.Namespace, kept: Sequence[Row]) -> list[Row]:
+    """Return the rows of all models, with those of `kept` that are about the same problems and are not run again."""
+    done = Table(options.planners, options.budgets, options.limit, [])
+    for name in options.only:
+        found = problem_of(name, folder=options.problems, fresh=options.fresh)
+        if isinstance(found, dict):
+            done.rows.append(found)
+            print(f"{name:<22} {found.get('skipped') or found['error']}", flush=True)
+            continue
+        for row in run_jobs(done.jobs(name, *found), parallel=options.jobs):
+            done.rows.append(row)
+            print(describe(row), flush=True)
+        done.rows += [row for row in kept if row["model"] == name and row.get("problem") == found[1]]
+    done.rows += [row for row in kept if row["model"] not in options.only]
+    return unique(done.rows)
+
+
+def unique(rows: Sequence[Row]) -> list[Row]:
+    """Return the first row of each model, planner and budget, in a lasting order."""
+    found: dict[tuple[str, str, int], Row] = {}
+    for row in rows:
+        found.setdefault((row["model"], row.get("planner", ""), row.get("percent", 0)), row)
+    models, planners = list(zoo.ALL), ["", *registry.names()]
+    place = lambda key: (models.index(key[0]), -key[2], planners.index(key[1]))  # noqa: E731
+    return [found[key] for key in sorted(found, key=place)]
+
+
+def note(row: Row) -> str:
+    """Return why a row has no figures, or what is special about them."""
+    if "out_of_time" in row:
+        return f"out of time after {row['out_of_time']:.0f} s" + (
+            "" if row.get("tried", True) else ", at another budget"
+        )
+    if "fits" in row:
+        return "-" if row["fits"] else "does not fit"
+    return str(row.get("refused") or row.get("skipped") or row.get("error", "-")).replace("|", "/")
+
+
+def describe(row: Row) -> str:
+    """Return the progress line of a row."""
+    head = f"{row['model']:<22} {row['percent']:>3} % {row['planner']:<15}"
+    if "fits" not in row:
+        return f"{head} {note(row)[:80]}"
+    gap = "" if row["gap"] is None else f"  gap {row['gap']:.2%}"
+    return (
+        f"{head} {row['overhead']:>8.2%}{gap}  {row['planning_seconds']:.1f} s{'' if row['fits'] else '  does not fit'}"
+    )
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "model": text("model"),
+    "budget": lambda row: f"{row['percent']} %" if "percent" in row else "-",
+    "planner": text("planner"),
+    "overhead": number("overhead", ".2%"),
+    "peak MiB": mib("peak_bytes"),
+    "peak share": lambda row: f"{row['peak_bytes'] / row['unplanned_bytes']:.1%}" if "peak_bytes" in row else "-",
+    "bound": number("bound", ".2%"),
+    "gap": number("gap", ".2%"),
+    "planning s": number("planning_seconds", ".2f"),
+    "note": note,
+}
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return a table with one line per model and budget: auto, its bound, and the best of the others."""
+    lines = []
+    for name, percent in dict.fromkeys((row["model"], row["percent"]) for row in rows if "percent" in row):
+        here = [row for row in rows if row["model"] == name and row.get("percent") == percent and row.get("fits")]
+        others = [row for row in here if row["planner"] != BEST]
+        best = min(others, key=lambda row: row["overhead"], default={})
+        auto = next((row for row in here if row["planner"] == BEST), {})
+        lines.append(
+            {**auto, "model": name, "percent": percent, "other": best.get("overhead"), "who": best.get("planner")}
+        )
+    return table(
+        lines,
+        {
+            "model": text("model"),
+            "budget": lambda row: f"{row['percent']} %",
+            BEST: number("overhead", ".2%"),
+            "bound": number("bound", ".2%"),
+            "gap": number("gap", ".2%"),
+            "planning s": number("planning_seconds", ".1f"),
+            "best other": number("other", ".2%"),
+            "planner": text("who"),
+        },
+    )
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Return the result page."""
+    planned_rows = [row for row in rows if "percent" in row]
+    slow = sorted({f"{row['planner']} on {row['model']}" for row in rows if "out_of_time" in row})
+    return "\n".join(
+        [
+            "# Planners, models, budgets",
+            "",
+            "Written by `make bench-plan`; " + describe_machine(),
+            "",
+            *(line.strip() for line in (__doc__ or "").split("\n\n")[1].splitlines()),
+            "",
+            f"{len({row['model'] for row in planned_rows})} models, {len({row['planner'] for row in planned_rows})} "
+            f"planners, {len(planned_rows)} points.",
+            "",
+            *(f"- {check}" for check in checks(rows)),
+            "",
+            f"Out of time: {', '.join(slow) or 'none'}.",
+            "",
+            "![overhead against budget](plan.svg)",
+            "",
+            "## auto, its bound, and the best of the others",
+            "",
+            summary(rows),
+            "",
+            "## All points",
+            "",
+            table(rows, COLUMNS),
+        ]
+    )
+
+
+def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command line, checked."""
+    every = [name for name in registry.names() if name not in LEFT_OUT]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=list(zoo.ALL), help="models; all by default")
+    parser.add_argument("--planners", nargs="+", metavar="NAME", default=every, help="planners; all by default")
+    parser.add_argument("--budgets", nargs="+", type=int, metavar="PERCENT", default=list(BUDGETS))
+    parser.add_argument("--jobs", type=int, default=1, help="planners to run at the same time; 1 for fair seconds")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds that one call may take")
+    parser.add_argument("--problems", type=Path, default=FOLDER, help="folder of captured models")
+    parser.add_argument("--fresh", action="store_true", help="capture and measure again")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the last run that are not run again")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for plan.md, plan.json and plan.svg")
+    options = parser.parse_args(argv)
+    for what, given, known in (("model", options.only, zoo.ALL), ("planner", options.planners, registry.names())):
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            parser.error(f"unknown {what} {', '.join(unknown)}; there are {', '.join(known)}")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark; the exit code is 1 if a check fails."""
+    options = options_of(argv)
+    last = options.out / "plan.json"
+    kept = json.loads(last.read_text())["rows"] if options.keep and last.exists() else []
+    rows = run(options, kept)
+    found = checks(rows)
+    print("\n".join(str(check) for check in found))
+    for path in write_results("plan", rows=rows, markdown=page(rows), directory=options.out):
+        print(f"Wrote {path}")
+    print(f"Wrote {draw(rows, options.out / 'plan.svg')}")
+    return 1 if failed(found) or any("error" in row for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
