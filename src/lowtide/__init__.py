@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from lowtide import errors
-from lowtide.api import compare, explain, plan, plans, unwrap, wrap
+from lowtide.api import compare, explain, max_batch, plan, plans, unwrap, wrap
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, Value
+from lowtide.plan.account import MemoryAccount
 from lowtide.plan.base import AbstractPlanner, Proposal
+from lowtide.plan.batch import BatchFit
 from lowtide.plan.compare import Comparison
 from lowtide.plan.explain import Explanation
 from lowtide.plan.problem import Problem
@@ -28,10 +30,12 @@ Plan.report_writer = write_report
 
 __all__ = [
     "AbstractPlanner",
+    "BatchFit",
     "Comparison",
     "Costs",
     "Explanation",
     "Graph",
+    "MemoryAccount",
     "Op",
     "Plan",
     "Problem",
@@ -42,6 +46,7 @@ __all__ = [
     "errors",
     "expand",
     "explain",
+    "max_batch",
     "measure_peak",
     "plan",
     "plans",

@@ -1,4 +1,4 @@
-"""What users call: `wrap`, `unwrap`, `plans`, `plan`, `compare` and `explain`.
+"""What users call: `wrap`, `unwrap`, `plans`, `plan`, `max_batch`, `compare` and `explain`.
 
 PyTorch and its compiler are imported by the calls that need them, so that `import lowtide` and the command line's help
 take a fraction of the time that `import torch` takes.
@@ -7,17 +7,20 @@ take a fraction of the time that `import torch` takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lowtide.errors import InvalidInputError, InvalidModelError
+from lowtide.errors import InvalidBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.plan.base import AbstractPlanner
+from lowtide.plan.batch import MOST, BatchFit
 from lowtide.plan.compare import BUDGETS, Comparison, check_comparison, compare_planners
 from lowtide.plan.explain import Explanation, explain_plan
 from lowtide.plan.result import Plan
 
 if TYPE_CHECKING:
+    from lowtide.run.settings import Settings
     from lowtide.run.wrapped import Wrapped
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -94,9 +97,12 @@ def plan(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    budget: int | str,
+    budget: int | str | None = None,
     planner: str | AbstractPlanner = "auto",
-    costs: str | Costs = "measured",
+    costs: str | Costs | None = None,
+    memory: int | str | None = None,
+    device: str | None = None,
+    optimizer: str | int = "adam",
 ) -> Plan:
     """Return the plan for training `model` on such arguments, without running it.
 
@@ -109,8 +115,11 @@ def plan(
         ```python
         with torch.device("meta"):
             model, batch = LargeModel(), torch.empty(8, 4096, dtype=torch.int64)
-        plan = lowtide.plan(model, (batch,), budget="60GiB", costs="a100-80gb")
+        plan = lowtide.plan(model, (batch,), device="a100-80gb", optimizer="adam")
         ```
+
+    With `memory` or `device` the budget is what parameters, buffers, batch and the optimizer's state leave of it, and
+    `plan.account` adds everything up. Gradients are taken to be freed after every update, as `zero_grad()` does.
 
     Args:
         model: An `nn.Module` in train mode, or a function.
@@ -118,9 +127,64 @@ def plan(
         kwargs: Keyword arguments of the call.
         budget: As for `wrap`.
         planner: As for `wrap`.
-        costs: As for `wrap`.
+        costs: As for `wrap`; by default worked out for `device` if that is given, else measured.
+        memory: In place of a budget: all the memory there is for training, such as "24GiB".
+        device: In place of a budget: the name of a device such as "a100-80gb", whose memory it is.
+        optimizer: With `memory` or `device`: "sgd", "sgd-momentum", "adam", "adamw", or the bytes of its state.
     """
+    if memory is not None or device is not None:
+        if budget is not None:
+            raise InvalidBudgetError(
+                f"budget={budget!r} was given beside memory= or device=; the budget is what they leave, so give one."
+            )
+        return _plan_within("plan", model, args, kwargs, _Memory(memory, device, optimizer), planner, costs)
+    costs = "measured" if costs is None else costs
     return _rehearse("plan", model, args, kwargs, budget=budget, planner=planner, costs=costs)
+
+
+def max_batch(
+    model: Callable[..., Any],
+    make_batch: Callable[[int], Any],
+    *,
+    memory: int | str | None = None,
+    device: str | None = None,
+    optimizer: str | int = "adam",
+    planner: str | AbstractPlanner = "auto",
+    costs: str | Costs | None = None,
+    most: int = MOST,
+) -> BatchFit:
+    """Return the largest batch with which `model` trains in the memory there is, by planning, without running it.
+
+    Parameters, buffers, batch, optimizer state, gradients, activations and temporaries all count. The answer is exact
+    for this planner: it has a plan for the batch returned, and none for one more.
+
+    Example:
+        ```python
+        fit = lowtide.max_batch(model, lambda size: (torch.randn(size, 3, 224, 224),), memory="8GiB", optimizer="sgd")
+        model = lowtide.wrap(model, plan=fit.plan)  # trains batches of fit.batch
+        ```
+
+    Args:
+        model: An `nn.Module` in train mode, also on the meta device, or a function that has one in its closure.
+        make_batch: Returns the arguments of a call with a batch of the given size: a tuple, a dictionary of keyword
+            arguments, or one tensor. It is called where tensors have no data, if it allows that.
+        memory: All the memory there is for training, such as "24GiB".
+        device: In place of `memory`: the name of a device, such as "a100-80gb".
+        optimizer: "sgd", "sgd-momentum", "adam", "adamw", or the bytes of its state.
+        planner: As for `wrap`.
+        costs: As for `wrap`; by default worked out for `device` if that is given, else measured.
+        most: The largest batch to try.
+    """
+    from lowtide.run.fit import largest_batch, memory_of
+
+    _check_callable("max_batch", model)
+    if not callable(make_batch):
+        raise InvalidInputError(f"make_batch is a {type(make_batch).__name__}; it must be a function of a batch size.")
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise InvalidOptionError(f"most={most!r} is not a whole number of at least 1.")
+    memory_bytes = memory_of(memory, device)
+    settings = _settings_without_budget(planner, costs, device)
+    return largest_batch(model, make_batch, settings, memory_bytes=memory_bytes, optimizer=optimizer, most=most)
 
 
 def compare(
@@ -198,16 +262,60 @@ def _rehearse(
     from lowtide.run.rehearse import rehearse
     from lowtide.run.settings import Settings
 
+    _check_callable(name, model)
+    _check_arguments(args, kwargs)
+    found = rehearse(model, args, kwargs or {}, Settings.make(**options))
+    return max(found, key=lambda plan: plan.baseline_peak_bytes)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What there is for training, as the user said it."""
+
+    memory: int | str | None
+    device: str | None
+    optimizer: str | int
+
+
+def _plan_within(
+    name: str,
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    there: _Memory,
+    planner: str | AbstractPlanner,
+    costs: str | Costs | None,
+) -> Plan:
+    from lowtide.run.fit import memory_of, plan_within
+
+    _check_callable(name, model)
+    _check_arguments(args, kwargs)
+    memory_bytes = memory_of(there.memory, there.device)
+    settings = _settings_without_budget(planner, costs, there.device)
+    batch = tuple(args), dict(kwargs or {})
+    return plan_within(model, batch, settings, memory_bytes=memory_bytes, optimizer=there.optimizer)
+
+
+def _settings_without_budget(planner: str | AbstractPlanner, costs: str | Costs | None, device: str | None) -> Settings:
+    from lowtide.run.settings import Settings
+
+    source = (device or "measured") if costs is None else costs
+    # The budget is replaced for every batch.
+    return Settings.make(budget="100%", planner=planner, costs=source)
+
+
+def _check_callable(name: str, model: Callable[..., Any]) -> None:
     if not callable(model) or isinstance(model, type):
         raise InvalidModelError(
             f"{model!r} is a {type(model).__name__}; lowtide.{name} takes an nn.Module or a function."
         )
+
+
+def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
     if not isinstance(args, tuple | list):
         raise InvalidInputError(f"args is a {type(args).__name__}; it must be a tuple of the call's arguments.")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise InvalidInputError(f"kwargs is a {type(kwargs).__name__}; it must be a dictionary of keyword arguments.")
-    found = rehearse(model, args, kwargs or {}, Settings.make(**options))
-    return max(found, key=lambda plan: plan.baseline_peak_bytes)
 
 
 def _wrapped(model: Callable[..., Any]) -> Wrapped:

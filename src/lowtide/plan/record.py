@@ -25,6 +25,7 @@ from lowtide.graph.io import (
     read_int,
     read_str,
 )
+from lowtide.plan.account import MemoryAccount, account_of
 from lowtide.plan.files import replace_text
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
@@ -61,6 +62,7 @@ class PlanRecord:
     bound: float | None
     min_peak_bytes: int
     seconds: float
+    account: MemoryAccount | None = None
 
 
 def write_record(record: PlanRecord, path: str | os.PathLike[str]) -> None:
@@ -115,6 +117,7 @@ def _refuse_constant(name: str) -> float:
 
 def _to_dict(record: PlanRecord) -> dict[str, Any]:
     problem, schedule = record.problem, record.schedule
+    account = {} if record.account is None else {"account": record.account.to_dict()}
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -126,6 +129,7 @@ def _to_dict(record: PlanRecord) -> dict[str, Any]:
         "peak_bytes": problem.price(schedule).peak_bytes,
         "min_peak_bytes": record.min_peak_bytes,
         "seconds": record.seconds,
+        **account,
         "schedule": {"forward": list(schedule.forward), "backward": list(schedule.backward)},
         "graph": graph_to_dict(problem.graph),
         "costs": costs_to_dict(problem.costs),
@@ -134,7 +138,7 @@ def _to_dict(record: PlanRecord) -> dict[str, Any]:
 
 def _from_dict(data: object, outcomes: Sequence[str]) -> PlanRecord:
     _check_header(data)
-    fields = read_fields(data, "The plan", _FIELDS)
+    fields = read_fields(data, "The plan", _FIELDS, {"account"})
     graph = graph_from_dict(fields["graph"])
     if fields["fingerprint"] != graph.fingerprint:
         raise PlanFileError(
@@ -160,6 +164,7 @@ def _from_dict(data: object, outcomes: Sequence[str]) -> PlanRecord:
         bound=None if bound is None else read_float(bound, "bound"),
         min_peak_bytes=read_int(fields["min_peak_bytes"], "min_peak_bytes"),
         seconds=read_float(fields["seconds"], "seconds"),
+        account=account_of(fields.get("account")),
     )
 
 

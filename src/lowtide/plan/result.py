@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from lowtide.plan.account import MemoryAccount
 from lowtide.plan.problem import Problem
 from lowtide.plan.record import PlanRecord, read_record, write_record
 from lowtide.plan.text import module_rows, module_table
@@ -50,6 +51,7 @@ class Plan:
         bound: Proved lower bound on the overhead of every schedule in the given order, or None.
         min_peak_bytes: Least peak known for this problem.
         seconds: Time spent planning.
+        account: All the memory that training takes, if the plan was made for a device or a size of memory.
     """
 
     problem: Problem
@@ -60,6 +62,7 @@ class Plan:
     bound: float | None
     min_peak_bytes: int
     seconds: float
+    account: MemoryAccount | None = None
 
     # Pages and pictures are a layer above this one, which therefore does not import them: the package root, where all
     # parts are put together, says who writes reports.
@@ -111,6 +114,7 @@ class Plan:
                 bound=self.bound,
                 min_peak_bytes=self.min_peak_bytes,
                 seconds=self.seconds,
+                account=self.account,
             ),
             path,
         )
@@ -140,13 +144,15 @@ class Plan:
             bound=record.bound,
             min_peak_bytes=record.min_peak_bytes,
             seconds=record.seconds,
+            account=record.account,
         )
 
     def __str__(self) -> str:
         """Return summary lines, then a table by module."""
         graph = self.problem.graph
         rows = module_rows(graph, self.problem.costs, self.schedule)
-        return "\n".join([*self._summary(), "", *module_table(rows)])
+        account = [] if self.account is None else ["", *self.account.lines()]
+        return "\n".join([*self._summary(), *account, "", *module_table(rows)])
 
     def _summary(self) -> list[str]:
         share = 100 * self.peak_bytes / self.baseline_peak_bytes if self.baseline_peak_bytes else 100.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from lowtide.errors import InvalidInputError, InvalidModelError
@@ -44,7 +44,7 @@ def rehearse(model: Callable[..., Any], args: Any, kwargs: Any, settings: Settin
 
 
 def _call_on_fakes(model: Callable[..., Any], args: Any, kwargs: Any, session: Session) -> None:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = _mode_of(args, kwargs) or FakeTensorMode(allow_non_fake_inputs=True)
     try:
         twin, args, kwargs = fake_copies(_without_wrapping(model), args, kwargs, mode)
         plain = twin._call_impl if isinstance(twin, nn.Module) else twin
@@ -53,6 +53,12 @@ def _call_on_fakes(model: Callable[..., Any], args: Any, kwargs: Any, session: S
     except Exception as error:
         own = own_error(error)
         raise own from own.__cause__
+
+
+def _mode_of(args: Any, kwargs: Any) -> FakeTensorMode | None:
+    """Return the mode of arguments that are fakes already: fakes of two modes cannot meet."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    return next((leaf.fake_mode for leaf in leaves if isinstance(leaf, FakeTensor)), None)
 
 
 def _without_wrapping(model: Callable[..., Any]) -> Callable[..., Any]:
