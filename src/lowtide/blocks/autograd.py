@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+
+from lowtide.blocks.spec import storage_key
 
 Gradients = list[Tensor | None]
 
@@ -58,11 +60,13 @@ class Kept:
         start: A tensor without elements that stands for all results; None if no result needs a gradient.
         box: Takes the gradients of the results when backward begins.
         edges: Where the gradients of the inputs arrive.
+        state: Takes the tensors that the block was run on, if they were not kept.
     """
 
     start: Tensor | None
     box: list[Gradients]
     edges: list[GradientEdge]
+    state: list[Tensor]
 
 
 def begin(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[GradientEdge]]:
@@ -75,16 +79,39 @@ def begin(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[GradientE
     return started, [GradientEdge(node, index) for index in range(len(started))]
 
 
-def end(results: Sequence[Tensor], shared: Sequence[Tensor], edges: list[GradientEdge]) -> Kept:
-    """Return the way back from `results`.
+def end(results: Sequence[Tensor], shared: Sequence[Tensor], edges: list[GradientEdge], state: list[Tensor]) -> Kept:
+    """Return the way back from `results`; `state` is the list that `apart` was given.
 
     Sums of gradients that other blocks have begun enter at `shared`, before this block adds to them: the additions
     happen in the order of plain training, one by one.
     """
     if not results:
-        return Kept(None, [], edges)
+        return Kept(None, [], edges, state)
     box: list[Gradients] = []
-    return Kept(_End.apply(box, *results, *shared), box, edges)
+    return Kept(_End.apply(box, *results, *shared), box, edges, state)
+
+
+@contextmanager
+def apart(state: Sequence[Tensor], supply: list[Tensor]) -> Iterator[None]:
+    """Let autograd save places instead of the tensors in `state`; `supply` must hold their like in backward."""
+    places = {storage_key(tensor): index for index, tensor in enumerate(state)}
+    offsets = [tensor.storage_offset() for tensor in state]
+
+    def pack(tensor: Tensor) -> Any:
+        index = places.get(storage_key(tensor))
+        if index is None:
+            return tensor
+        return index, tensor.size(), tensor.stride(), tensor.storage_offset() - offsets[index]
+
+    def unpack(packed: Any) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        index, size, stride, offset = packed
+        base = supply[index]
+        return base.as_strided(size, stride, base.storage_offset() + offset)
+
+    with saved_tensors_hooks(pack, unpack):
+        yield
 
 
 @contextmanager
@@ -114,6 +141,4 @@ def differentiate(
     kept.box.append(gradients.copy())
     gradients.clear()
     inputs = (*kept.edges, *parameters)
-    return torch.autograd.grad(
-        kept.start, inputs, torch.zeros_like(kept.start), retain_graph=retain, allow_unused=True
-    )
+    return torch.autograd.grad(kept.start, inputs, torch.zeros_like(kept.start), retain_graph=retain, allow_unused=True)

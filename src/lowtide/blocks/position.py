@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from lowtide.blocks.autograd import Gradients, Kept, begin, differentiate, end
+from lowtide.blocks.autograd import apart as kept_apart
 from lowtide.blocks.contents import Contents, statistics_norms
 from lowtide.blocks.quiet import Owner, buffers_replaced, cloned
 from lowtide.blocks.spec import Block, State, as_state
@@ -95,6 +96,7 @@ class Position:
         needs: Which tensors of the state before it need a gradient.
         gives: Which of its results, state and emitted ones, need a gradient.
         results: How many results it has.
+        reads_state: Whether its backward reads the state before it.
         parameters: Parameters that its gradients belong to.
         leaves: Which of the call's leaves it reads.
         shared_parameters: Which of `parameters` other positions use too.
@@ -111,6 +113,7 @@ class Position:
     needs: tuple[int, ...] = ()
     gives: tuple[int, ...] = ()
     results: int = 1
+    reads_state: bool = False
     parameters: tuple[Tensor, ...] = ()
     leaves: tuple[int, ...] = ()
     shared_parameters: tuple[int, ...] = ()
@@ -148,15 +151,19 @@ class Position:
             after, emitted = unit.call(state, extras, arguments.keywords)
         return after + emitted
 
-    def run_kept(self, state: State, arguments: Arguments) -> tuple[State, Kept]:
-        """Return all results, and the way back from them to the state before, the leaves and the parameters."""
-        with torch.enable_grad():
+    def run_kept(self, state: State, arguments: Arguments, *, apart: bool = False) -> tuple[State, Kept]:
+        """Return all results, and the way back from them to the state before, the leaves and the parameters.
+
+        If it is to be `apart`, the way back does not hold the state; it must be supplied again in backward.
+        """
+        supply: list[Tensor] = []
+        with torch.enable_grad(), kept_apart(state, supply) if apart else nullcontext():
             entered, edges, aliases = self.enter(state, arguments)
             results = self.call(entered, arguments, aliases)
             del entered
             shared = [self.parameters[index] for index in self.shared_parameters]
             shared += [aliases[self.leaves[index]] for index in self.shared_leaves]
-            kept = end([results[index] for index in self.gives], shared, edges)
+            kept = end([results[index] for index in self.gives], shared, edges, supply)
         return tuple(tensor.detach() for tensor in results), kept
 
     def enter(self, state: State, arguments: Arguments) -> tuple[State, list[GradientEdge], dict[int, Tensor]]:

@@ -155,6 +155,7 @@ class _Capture:
             draft,
             gives=figures.gives,
             results=figures.results,
+            reads_state=bool(figures.saved_state),
             parameters=draft.parameters + figures.foreign,
             random=figures.random,
             changing=tuple(owners[index] for index in figures.changing),

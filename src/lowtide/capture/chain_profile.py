@@ -349,7 +349,9 @@ def _measure_training(position: Position, figures: Figures, state: State, argume
         workspace_bytes=max(forward[0] - max(forward[1], results), 0),
         backward_workspace_bytes=max(backward[0] - ready[1], 0),
         adding_workspace_bytes=max(backward[0] - ready[1], 0),
-        gradient_bytes=sum({storage_key(each): _gradient_bytes(each) for each in of_state if each is not None}.values()),
+        gradient_bytes=sum(
+            {storage_key(each): _gradient_bytes(each) for each in of_state if each is not None}.values()
+        ),
         parameter_bytes=tuple(map(_gradient_bytes, of_parameters)),
         leaf_bytes=tuple(map(_gradient_bytes, of_leaves)),
     )

@@ -31,8 +31,9 @@ class Step:
 
     Attributes:
         position: Which one.
-        back: Whether it goes backward; the other fields belong to forward runs.
+        back: Whether it goes backward.
         keep: Whether what its backward reads is kept.
+        apart: Whether the state before it is not kept with that, and is supplied by a later run.
         again: Whether it has run before.
         last: Whether it does not run forward again.
         store: Whether the state after it is read by a later run.
@@ -42,6 +43,7 @@ class Step:
     position: int
     back: bool = False
     keep: bool = False
+    apart: bool = False
     again: bool = False
     last: bool = True
     store: bool = False
@@ -73,7 +75,7 @@ class ChainProgram:
         """Return the program of `schedule`, whose ops do what `meanings` say."""
         parameters = {id(each): each for position in positions for each in position.parameters}
         number = {key: index for index, key in enumerate(parameters)}
-        steps = _steps([meanings[op] for op in schedule.steps])
+        steps = _steps([meanings[op] for op in schedule.steps], positions)
         boundary = len(schedule.forward)
         emits = [position.unit.emits * len(position.unit.blocks) for position in positions]
         places = [0, *accumulate(emits)]
@@ -94,53 +96,28 @@ class ChainProgram:
         return outputs
 
 
-def needed_runs(meanings: Sequence[tuple[str, int]], schedule: Schedule) -> Schedule:
-    """Return `schedule` without runs whose results nobody uses.
-
-    A position that keeps all holds its input as well. A schedule that drops the input meanwhile and makes it again has
-    runs that are for nothing here.
-    """
-    ops = schedule.steps
-    boundary = len(schedule.forward)
-    useful: list[int] = []
-    # Positions whose state, or whose own graph, is wanted by a run that comes later.
-    states: set[int] = set()
-    graphs: set[int] = set()
-    for place in reversed(range(len(ops))):
-        kind, position = meanings[ops[place]]
-        if kind == FORWARD:
-            wanted = place < boundary or position + 1 in states or position in graphs
-            if not wanted:
-                continue
-            states.discard(position + 1)
-            graphs.discard(position)
-            states.add(position)
-        elif kind == BACKWARD:
-            graphs.add(position)
-        useful.append(place)
-    chosen = useful[::-1]
-    split = sum(place < boundary for place in chosen)
-    kept = tuple(ops[place] for place in chosen)
-    return Schedule(kept[:split], kept[split:])
-
-
-def _steps(runs: Sequence[tuple[str, int]]) -> list[Step | None]:
+def _steps(runs: Sequence[tuple[str, int]], positions: Sequence[Position]) -> list[Step | None]:
     """Return the steps that `runs` mean; None for ops that have nothing to do."""
     found: list[Step | None] = [None] * len(runs)
-    # Seen from the end: which states and graphs later runs read, and which positions run forward later.
+    # Seen from the end: states and graphs that later runs read, and positions that run forward later.
     states: set[int] = set()
     graphs: set[int] = set()
     later: set[int] = set()
     first = {position: place for place, (kind, position) in reversed(list(enumerate(runs))) if kind == FORWARD}
+    apart = _kept_apart(runs, positions)
     for place in reversed(range(len(runs))):
         kind, position = runs[place]
         if kind == BACKWARD:
-            found[place] = Step(position, back=True)
+            supply = place in apart
+            found[place] = Step(position, back=True, apart=supply, drop=position not in states)
             graphs.add(position)
+            if supply:
+                states.add(position)
         elif kind == FORWARD:
             found[place] = Step(
                 position,
                 keep=position in graphs,
+                apart=place in apart,
                 again=first[position] != place,
                 last=position not in later,
                 store=position + 1 in states,
@@ -150,6 +127,21 @@ def _steps(runs: Sequence[tuple[str, int]]) -> list[Step | None]:
             states.discard(position + 1)
             states.add(position)
             later.add(position)
+    return found
+
+
+def _kept_apart(runs: Sequence[tuple[str, int]], positions: Sequence[Position]) -> set[int]:
+    """Return the runs that keep what is inside but not the state before, and the backward runs that they serve.
+
+    The state is there again by then: the position before runs once more in between.
+    """
+    found: set[int] = set()
+    forward: dict[int, int] = {}
+    for place, (kind, position) in enumerate(runs):
+        if kind == FORWARD:
+            forward[position] = place
+        elif kind == BACKWARD and positions[position].reads_state and forward.get(position - 1, -1) > forward[position]:
+            found.update((place, forward[position]))
     return found
 
 
@@ -194,7 +186,7 @@ class Tape:
 
     def _plain_run(self, step: Step, position: Position, state: State) -> State:
         if step.keep:
-            results, self.kept[step.position] = position.run_kept(state, self.arguments)
+            results, self.kept[step.position] = position.run_kept(state, self.arguments, apart=step.apart)
         else:
             results = position.run(state, self.arguments)
         if len(results) != position.results:
@@ -345,7 +337,13 @@ def _go_back(tape: Tape, state_size: int, results: int, gradients: list[Tensor |
                 flow = [None] * (position.results - own)
             at = step.position
             flow += emitted[place : place + own]
-            flow = sums.back(step.position, tape.kept.pop(at), flow, retain=retain and at in from_forward)
+            kept = tape.kept.pop(at)
+            if step.apart:
+                kept.state[:] = tape.states[at]
+                if step.drop:
+                    del tape.states[at]
+            flow = sums.back(at, kept, flow, retain=retain and at in from_forward)
+            kept.state.clear()
     return (None, None, *(flow if not at else [None] * state_size), *sums.leaves, *sums.parameters)
 
 

@@ -17,16 +17,20 @@ from lowtide.blocks.position import Arguments
 from lowtide.blocks.quiet import Autocast, autocast_now
 from lowtide.blocks.spec import Block, State, aliases_of, as_state, label_of, specs_of
 from lowtide.capture.chain import Blocks, capture_chain
-from lowtide.capture.chain_graph import ChainGraph, chain_graph
+from lowtide.capture.chain_graph import BACKWARD, GRADIENTS, ChainGraph, chain_graph
 from lowtide.errors import InfeasibleBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
-from lowtide.lower.chain import ChainProgram, needed_runs
+from lowtide.lower.chain import ChainProgram
 from lowtide.plan.base import Progress
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings
+from lowtide.schedule.steps import Schedule
 from lowtide.units import format_bytes
+
+# Planners that put something between the two ops of a backward are asked again for a little less.
+_ATTEMPTS = 4
 
 
 class Chain(nn.Module):
@@ -197,10 +201,16 @@ class PlannedBlocks:
         return ChainProgram.make(captured.positions, made.steps, plan.schedule)
 
     def _solve(self, made: ChainGraph, device: torch.device, progress: Progress) -> Plan:
-        """Return the plan for a graph; it has no runs that the executor has no use for."""
+        """Return the plan for a graph; raise if none fits."""
         problem = Problem(made.graph, made.costs, 1)
         problem = replace(problem, budget_bytes=self._budget_bytes(problem, device))
-        plan = _lean(made, solve(problem, self.settings.planner, progress, throw=False))
+        budget = problem.budget_bytes
+        for _ in range(_ATTEMPTS):
+            found = solve(replace(problem, budget_bytes=budget), self.settings.planner, progress, throw=False)
+            plan = _as_run(made, problem, found)
+            if problem.fits(plan.trace) or not found.problem.fits(found.trace):
+                break
+            budget -= plan.peak_bytes - problem.budget_bytes
         if not problem.fits(plan.trace):
             raise _infeasible(made, plan)
         return plan
@@ -211,12 +221,14 @@ class PlannedBlocks:
         return devices.free_bytes(device) if budget.is_auto else max(budget.resolve(problem.baseline.peak_bytes), 1)
 
 
-def _lean(made: ChainGraph, plan: Plan) -> Plan:
-    """Return `plan` without runs that are for nothing, priced anew."""
-    schedule = needed_runs(made.steps, plan.schedule)
-    if schedule == plan.schedule:
+def _as_run(made: ChainGraph, problem: Problem, plan: Plan) -> Plan:
+    """Return `plan` as it will run: the two ops of a position's backward are one call and nothing comes between."""
+    backward = [op for op in plan.schedule.backward if made.steps[op][0] != GRADIENTS]
+    joined = [each for op in backward for each in ((op, op + 1) if made.steps[op][0] == BACKWARD else (op,))]
+    schedule = Schedule(plan.schedule.forward, tuple(joined))
+    if schedule == plan.schedule and problem == plan.problem:
         return plan
-    return replace(plan, schedule=schedule, trace=plan.problem.price(schedule))
+    return replace(plan, problem=problem, schedule=schedule, trace=problem.price(schedule))
 
 
 def _infeasible(made: ChainGraph, plan: Plan) -> InfeasibleBudgetError:
