@@ -18,7 +18,7 @@ from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
 
 _GAP = 5e-4
-_NODES = 2000
+_WORK = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def overhead_bound(
     relaxed = cutter.relax(seconds=deadline - time.perf_counter())
     if relaxed.infeasible:
         return _bound(problem, float("inf"), (moment,), (), started)
-    answer = cutter.solve(Limits(seconds=deadline - time.perf_counter(), nodes=int(_NODES * effort), gap=_GAP))
+    answer = cutter.solve(Limits(seconds=deadline - time.perf_counter(), work=_WORK * effort, gap=_GAP))
     hint = cutter.hint(answer)
     return _bound(problem, max(relaxed.bound, answer.bound), (moment,), (hint,) if hint else (), started)
 

@@ -1,13 +1,14 @@
 """A linear program with variables between 0 and 1, some of them whole, and proved lower bounds on its minimum.
 
 Two solvers of OR-Tools serve it. GLOP solves the relaxation in which no variable is whole; from its dual values the
-bound is computed anew here, in a way that holds whatever they are. SCIP solves the whole program, and stops early when
-told so; its bound is taken with a margin for its tolerances.
+bound is computed anew here, in a way that holds whatever they are. CP-SAT solves the whole program in integers, rounded
+so that its bound holds without any tolerance, and stops early when told so.
 """
 
 from __future__ import annotations
 
 import datetime
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 # Solvers compare with absolute tolerances, so costs are given to them in thousandths.
 _SCALE = 1000.0
+# Units per whole in programs of whole numbers: of costs, and of shares of the budget.
+_WHOLE = 1_000_000
 # How much of a bound is given up for the tolerances of the solver.
 _MARGIN = 1e-6
 _FREE = float("inf")
@@ -53,13 +56,14 @@ class Limits:
 
     Attributes:
         seconds: Time limit.
-        nodes: Limit on the nodes of the search tree, None for none; unlike time, it gives the same answer always.
+        work: Limit on the work, about in seconds but counted in steps, so that the answer is the same always; None for
+            none.
         gap: The search ends when the solution found is within this of the bound.
         enough: The search ends when the bound is proved to be at least this.
     """
 
     seconds: float = _FREE
-    nodes: int | None = None
+    work: float | None = None
     gap: float = 0.0
     enough: float = _FREE
 
@@ -114,31 +118,43 @@ class Program:
         return Answer(self._certify(rows, duals), result.objective_value() / _SCALE, _point(result), taken)
 
     def solve(self, more: Iterable[Row] = (), *, limits: Limits | None = None) -> Answer:
-        """Return the answer of the program, with the rows `more` added."""
-        from ortools.math_opt.python import mathopt
+        """Return the answer of the program, with the rows `more` added.
+
+        The solver counts in whole numbers: costs and the coefficients of upper limits are rounded down and the limits
+        themselves up, so its bound holds for the program as it is. If the bound reaches `limits.enough` there is no
+        point in the answer.
+        """
+        from ortools.sat.python import cp_model
 
         limits = limits or Limits()
         started = time.perf_counter()
-        result = mathopt.solve(
-            self._model([*self.rows, *more], whole=True),
-            mathopt.SolverType.GSCIP,
-            params=mathopt.SolveParameters(
-                time_limit=_duration(limits.seconds),
-                node_limit=limits.nodes,
-                absolute_gap_tolerance=limits.gap * _SCALE,
-                relative_gap_tolerance=0.0,
-                best_bound_limit=None if limits.enough == _FREE else limits.enough * _SCALE,
-                random_seed=1,
-                threads=1,
-            ),
-        )
+        model = cp_model.CpModel()
+        variables = [model.new_int_var(0, int(top), "") for top in self.top]
+        for row in (*self.rows, *more):
+            model.add(_whole_row(row, variables))
+        prices = [int(cost * _WHOLE) for cost in self.cost]
+        total = cp_model.LinearExpr.weighted_sum(variables, prices)
+        if limits.enough != _FREE:
+            model.add(total <= math.floor(limits.enough * _WHOLE))
+        model.minimize(total)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.linearization_level = 2
+        solver.parameters.random_seed = 1
+        solver.parameters.absolute_gap_limit = limits.gap * _WHOLE
+        if limits.seconds != _FREE:
+            solver.parameters.max_time_in_seconds = max(0.01, limits.seconds)
+        if limits.work is not None:
+            solver.parameters.max_deterministic_time = limits.work
+        status = solver.solve(model)
         taken = time.perf_counter() - started
-        if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
-            return Answer(_FREE, seconds=taken)
-        bound = _lowered(result.dual_bound() / _SCALE)
-        if not result.has_primal_feasible_solution():
+        if status == cp_model.INFEASIBLE:
+            return Answer(limits.enough, seconds=taken)
+        bound = max(0.0, solver.best_objective_bound / _WHOLE)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Answer(bound, seconds=taken)
-        return Answer(bound, result.objective_value() / _SCALE, _point(result), taken)
+        point = np.array([solver.value(variable) for variable in variables], dtype=np.float64)
+        return Answer(bound, float(np.dot(point, self.cost)), point, taken)
 
     def _model(self, rows: Sequence[Row], *, whole: bool) -> Any:
         """Return the program in the solvers' form."""
@@ -173,6 +189,17 @@ class Program:
         reduced = np.array(self.cost) - np.bincount(column, duals[which] * value, minlength=len(self.cost))
         proved = float(duals @ np.where(duals == 0, 0.0, side))
         return _lowered(proved + float(np.minimum(reduced, 0.0) @ np.array(self.top)))
+
+
+def _whole_row(row: Row, variables: Sequence[Any]) -> Any:
+    """Return the row for the solver of whole numbers."""
+    from ortools.sat.python import cp_model
+
+    chosen = [variables[v] for v in row.variables]
+    if row.high == _FREE:
+        return cp_model.LinearExpr.weighted_sum(chosen, [int(c) for c in row.coefficients]) >= int(row.low)
+    coefficients = [math.floor(c * _WHOLE) for c in row.coefficients]
+    return cp_model.LinearExpr.weighted_sum(chosen, coefficients) <= math.ceil(row.high * _WHOLE)
 
 
 def _entries(rows: Sequence[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]:

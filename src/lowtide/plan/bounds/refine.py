@@ -1,4 +1,4 @@
-"""Choosing moments: one where most is alive, then one after the other where the solution so far would overflow."""
+"""Choosing moments: one after the other, each time the one with which the linear relaxation says most."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
 
 
+# How many candidates for moments each of both measures gives, and their least distance.
+_CANDIDATES = 8
+_DISTANCE = 4
+# How many candidates are left after each stage.
+_NARROW = (8, 6, 5, 4, 4, 4, 4, 4)
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
     """A bound on the overhead and the program that proves it.
@@ -25,13 +32,11 @@ class Proof:
         bound: No schedule has less overhead; infinite if none fits.
         moments: The moments of the program.
         hint: The best solution of the program that was found, or None.
-        complete: Whether the hint is a schedule that fits, so that it is optimal but for the gap between both.
     """
 
     bound: float
     moments: tuple[OpId, ...]
     hint: Hint | None = None
-    complete: bool = False
 
 
 def refinements(problem: Problem, limits: Limits, *, stages: int) -> Iterator[Proof]:
@@ -40,29 +45,63 @@ def refinements(problem: Problem, limits: Limits, *, stages: int) -> Iterator[Pr
     Args:
         problem: The problem; its budget is below the peak of plain training.
         limits: Limits of each stage but for the time, which all stages share.
-        stages: How many sets of moments to try at most.
+        stages: How many moments to use at most.
     """
     deadline = time.perf_counter() + limits.seconds
     timeline = Timeline.of(problem)
-    moments = [int(np.argmax(problem.baseline.bytes_during))]
-    best = 0.0
+    promising = _candidates(problem, timeline)
+    proof = Proof(0.0, ())
     for stage in range(stages):
-        cutter = Cutter(Window(timeline, moments))
-        relaxed = cutter.relax(seconds=deadline - time.perf_counter())
-        best = max(best, relaxed.bound)
-        if relaxed.infeasible or best >= limits.enough or relaxed.point is None:
-            yield Proof(best, tuple(moments))
+        relaxed: dict[OpId, tuple[float, Cutter]] = {}
+        overflow = None if proof.hint is None else _overflow(problem, proof.hint)
+        for candidate in dict.fromkeys([*([] if overflow is None else [overflow]), *promising]):
+            if relaxed and time.perf_counter() > deadline:
+                break
+            cutter = Cutter(Window(timeline, (*proof.moments, candidate)))
+            answer = cutter.relax(seconds=deadline - time.perf_counter())
+            if answer.bound >= limits.enough:
+                yield Proof(answer.bound, cutter.window.moments)
+                return
+            relaxed[candidate] = answer.bound, cutter
+        order = sorted(relaxed, key=lambda candidate: -relaxed[candidate][0])
+        chosen = dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])])
+        found: list[Proof] = []
+        for candidate in chosen:
+            left = deadline - time.perf_counter()
+            share = left / (len(chosen) - len(found)) / (1 if stage == stages - 1 else 3)
+            cutter = relaxed[candidate][1]
+            answer = cutter.solve(Limits(share, limits.work, limits.gap, limits.enough))
+            bound = max(answer.bound, relaxed[candidate][0], proof.bound)
+            found.append(Proof(bound, cutter.window.moments, cutter.hint(answer)))
+            if bound >= limits.enough:
+                break
+        if not found:
             return
-        left = deadline - time.perf_counter()
-        share = left if stage == stages - 1 else left / 3
-        answer = cutter.solve(Limits(share, limits.nodes, limits.gap, limits.enough))
-        best = max(best, answer.bound)
-        hint = cutter.hint(answer)
-        following = None if hint is None else _overflow(problem, hint)
-        yield Proof(best, tuple(moments), hint, hint is not None and following is None)
-        if following is None or answer.infeasible or best >= limits.enough or time.perf_counter() > deadline:
+        proof = max(found, key=lambda each: each.bound)
+        yield proof
+        if proof.bound >= limits.enough or time.perf_counter() > deadline:
             return
-        moments = sorted([*moments, following])
+        promising = [candidate for candidate in order if candidate not in proof.moments][: _NARROW[stage]]
+
+
+def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:
+    """Return first runs at which memory is scarce: most is alive in plain training, or most is needed whatever is kept.
+
+    Of neighbours only the one where it is scarcest counts.
+    """
+    during = np.array(problem.baseline.bytes_during, dtype=np.float64)
+    chosen = [int(np.argmax(during))]
+    for bytes_at in (timeline.own, during):
+        order = np.argsort(-bytes_at, kind="stable").tolist()
+        count = 0
+        for op in order:
+            if during[op] <= problem.budget_bytes or any(abs(op - other) < _DISTANCE for other in chosen):
+                continue
+            chosen.append(op)
+            count += 1
+            if count == _CANDIDATES:
+                break
+    return chosen
 
 
 def _overflow(problem: Problem, hint: Hint) -> OpId | None:
