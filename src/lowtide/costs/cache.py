@@ -51,10 +51,15 @@ def _home() -> Path:
 
 def clear() -> int:
     """Return the number of cache files deleted, which are all there are."""
-    files = _files(cache_dir())
-    for file in files:
+    there = files()
+    for file in there:
         file.unlink(missing_ok=True)
-    return len(files)
+    return len(there)
+
+
+def files() -> list[Path]:
+    """Return the cache files."""
+    return _files(cache_dir())
 
 
 class CostCache:

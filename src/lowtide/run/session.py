@@ -13,7 +13,7 @@ from lowtide.errors import InfeasibleBudgetError, LowtideWarning, PlanFileError
 from lowtide.graph.costs import Costs
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
-from lowtide.plan.solve import solve
+from lowtide.run.plans_on_disk import solve_once
 from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings
 from lowtide.units import format_bytes
@@ -86,7 +86,7 @@ class Session:
         with ProgressLine() as progress:
             costs = resolve_costs(program, self.settings.costs, progress)
             problem = Problem(program.graph, costs, self._budget_bytes(program, costs))
-            return solve(problem, self.settings.planner, progress=progress)
+            return solve_once(problem, self.settings.planner, progress)
 
     def _budget_bytes(self, program: Program, costs: Costs) -> int:
         budget = self.settings.budget
