@@ -1,0 +1,1 @@
+"""Training loops of other libraries: what plugs into them. Each file needs the library that it is named after."""
