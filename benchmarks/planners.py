@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 
 import lowtide
 import zoo
@@ -112,9 +113,14 @@ def capture(work: zoo.Workload) -> Captured:
 
 def execute(captured: Captured, schedule: Schedule) -> Run:
     """Return what running `schedule` gives; the caller's arguments are not changed."""
+    lowered = lower(captured.program, schedule)
+    return execute_graphs(captured, lowered.forward, lowered.backward)
+
+
+def execute_graphs(captured: Captured, forward_graph: fx.GraphModule, backward_graph: fx.GraphModule) -> Run:
+    """Return what running a forward and a backward graph gives; the caller's arguments are not changed."""
     program = captured.program
-    lowered = lower(program, schedule)
-    forward, backward = boxed(lowered.forward, ()), boxed(lowered.backward, ())
+    forward, backward = boxed(forward_graph, ()), boxed(backward_graph, ())
     arguments = [item.clone() if isinstance(item, torch.Tensor) else item for item in captured.arguments]
     primals = list(arguments)
     tangents = [ones(node.meta["val"]) for node in program.tangents]
