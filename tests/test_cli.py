@@ -46,7 +46,7 @@ def test_demo_fails_when_results_differ(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_infeasible_budget_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main(["demo", "--size", "tiny", "--budget", "1KiB", "--out", str(tmp_path)]) == 1
+    assert main(["demo", "--size", "tiny", "--budget", "1KiB", "--out", str(tmp_path)]) == 3
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert "lowtide demo:" in error

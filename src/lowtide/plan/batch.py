@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,7 +109,7 @@ def search(attempt: Callable[[int], Trial], memory_bytes: int, *, most: int = MO
     """Return the largest batch up to `most` for which `attempt` finds a plan.
 
     Sizes are taken to need more memory the larger they are. What does not fit says how much it would need; the next
-    guess assumes that all but the resident part grows in proportion.
+    guess is on the line through what two of them would need.
     """
     trials: dict[int, Trial] = {}
 
@@ -126,7 +126,7 @@ def search(attempt: Callable[[int], Trial], memory_bytes: int, *, most: int = MO
     while low < most and high - low > 1:
         span = high - low
         # A guess at the edge tries a neighbour, which is what remains when the line is right; if it is not, halve.
-        guess = (low + high) // 2 if slow > 1 else _guess(trials[1], trials[high], memory_bytes)
+        guess = (low + high) // 2 if slow > 1 else _guess(trials, memory_bytes)
         guess = min(max(guess, low + 1), high - 1)
         low, high = (guess, high) if fits(guess) else (low, guess)
         slow = slow + 1 if 2 * (high - low) > span else 0
@@ -144,12 +144,19 @@ def _first_guess(trial: Trial, memory_bytes: int, most: int) -> int:
     return max(2, min(most, (memory_bytes - fixed) // each))
 
 
-def _guess(one: Trial, high: Trial, memory_bytes: int) -> int:
-    """Return the size at which a straight line through `high` and the model itself meets the memory."""
-    account = one.account
-    fixed = account.resident_bytes - account.batch_bytes + account.gradient_bytes
-    each = max(1.0, (high.needed_bytes - fixed) / high.batch)
-    return int((memory_bytes - fixed) / each)
+def _guess(trials: Mapping[int, Trial], memory_bytes: int) -> int:
+    """Return where the line through the two least sizes that do not fit meets the memory.
+
+    Sizes that fit say nothing: a plan uses the memory there is. With one size that does not, the line begins at what
+    is resident without a batch.
+    """
+    near, *others = sorted((trial for trial in trials.values() if not trial.fits), key=lambda trial: trial.batch)
+    account = near.account
+    batch, needed = (
+        (others[0].batch, others[0].needed_bytes) if others else (0, account.resident_bytes - account.batch_bytes)
+    )
+    each = max(1.0, (near.needed_bytes - needed) / (near.batch - batch))
+    return int(near.batch - (near.needed_bytes - memory_bytes) / each)
 
 
 def _nothing_fits(trial: Trial, memory_bytes: int) -> InfeasibleBudgetError:
