@@ -189,7 +189,7 @@ def _render(data: dict[str, Any]) -> str:
 def _render_nested(data: dict[str, Any]) -> str:
     lines = []
     for key, item in data.items():
-        if key in ("ops", "values"):
+        if isinstance(item, list) and item:
             entries = ",\n".join(f"  {json.dumps(entry, allow_nan=False)}" for entry in item)
             lines.append(f" {json.dumps(key)}: [\n{entries}\n ]")
         else:
