@@ -308,3 +308,13 @@ def test_it_reaches_what_the_simulator_of_its_authors_reaches(name, percent, inc
     peak = Problem(graph, costs, 1).baseline.peak_bytes
     plan = solve(Problem(graph, costs, peak * percent // 100), Dtr(heuristic=heuristic))
     assert 100 * plan.overhead == pytest.approx(increase, abs=5e-4)
+
+
+def test_it_plans_a_deep_transformer():
+    graph, costs = samples.transformer(24)
+    assert 850 < len(graph.ops) < 1000
+    gradients = [graph.values[value] for value in graph.outputs]
+    assert len(gradients) == 24 * 6
+    peak = Problem(graph, costs, 1).baseline.peak_bytes
+    plan = solve(Problem(graph, costs, peak // 2), Dtr())
+    assert 0 < plan.overhead < 0.2

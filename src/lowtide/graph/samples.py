@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
@@ -159,3 +159,124 @@ def random_dag(seed: int, *, n: int = 12, phases: bool = True, max_bytes: int = 
             workspace_bytes=rng.choice((0, 0, rng.randint(0, max_bytes))),
         )
     return builder.build(outputs=values[-1:]), builder.costs()
+
+
+def transformer(layers: int, *, tokens: int = 128, dim: int = 64, heads: int = 4) -> Sample:
+    """Return the training graph of a transformer of about 40 ops per layer, with parameter gradients as outputs.
+
+    Sizes are those of 4-byte numbers; a matrix product costs its multiplications and additions, everything else the
+    bytes it touches, at rates of 1e10 per second.
+    """
+    network = _Network(tokens * dim, tokens * tokens * heads, tokens, dim)
+    x = network.builder.add_input("tokens", 4 * tokens * dim)
+    for k in range(layers):
+        at = f"layer{k}"
+        normed = network.norm(f"{at}.norm1", x)
+        query, key, value = (network.linear(f"{at}.{part}", normed, 1, 1) for part in ("query", "key", "value"))
+        weights = network.softmax(f"{at}.softmax", network.product(f"{at}.scores", query, key, network.square))
+        mixed = network.product(f"{at}.mix", weights, value, network.row)
+        x = network.add(f"{at}.add1", x, network.linear(f"{at}.project", mixed, 1, 1))
+        wide = network.linear(f"{at}.widen", network.norm(f"{at}.norm2", x), 1, 4)
+        x = network.add(f"{at}.add2", x, network.linear(f"{at}.narrow", network.gelu(f"{at}.gelu", wide), 4, 1))
+    return network.finish(network.norm("norm", x))
+
+
+class _Network:
+    """Records forward ops with their backward, each of which reads what PyTorch's kernels read."""
+
+    _RATE = 1e10
+
+    def __init__(self, row: int, square: int, tokens: int, dim: int) -> None:
+        self.builder = GraphBuilder()
+        self.row, self.square, self.tokens, self.dim = row, square, tokens, dim
+        self._numbers: dict[ValueId, int] = {}
+        self._backward: list[Callable[[], None]] = []
+        self._gradients: dict[ValueId, ValueId] = {}
+        self._results: list[ValueId] = []
+
+    def norm(self, name: str, x: ValueId) -> ValueId:
+        """Add a norm; its backward reads its input and the statistics."""
+        y, statistics = self._op(name, [x], [self.row, 2 * self.tokens])
+        self._backward.append(lambda: self._give(name, y, {x: [x, statistics]}))
+        return y
+
+    def gelu(self, name: str, x: ValueId) -> ValueId:
+        """Add an activation; its backward reads its input."""
+        (y,) = self._op(name, [x], [self._numbers[x]])
+        self._backward.append(lambda: self._give(name, y, {x: [x]}))
+        return y
+
+    def softmax(self, name: str, x: ValueId) -> ValueId:
+        """Add a softmax; its backward reads its output."""
+        (y,) = self._op(name, [x], [self._numbers[x]])
+        self._backward.append(lambda: self._give(name, y, {x: [y]}))
+        return y
+
+    def add(self, name: str, x: ValueId, other: ValueId) -> ValueId:
+        """Add a sum; its backward hands the gradient on to both."""
+        (y,) = self._op(name, [x, other], [self.row])
+
+        def backward() -> None:
+            gradient = self._gradients.pop(y)
+            self._collect(name, x, gradient)
+            self._collect(name, other, gradient)
+
+        self._backward.append(backward)
+        return y
+
+    def product(self, name: str, x: ValueId, other: ValueId, numbers: int) -> ValueId:
+        """Add a product of two activations; the gradient of each reads the other."""
+        work = 2 * self.square * self.dim
+        (y,) = self._op(name, [x, other], [numbers], work)
+        self._backward.append(lambda: self._give(name, y, {x: [other], other: [x]}, work))
+        return y
+
+    def linear(self, name: str, x: ValueId, wide: int, out: int) -> ValueId:
+        """Add a product with a parameter, whose gradient reads the input and is an output of the graph."""
+        size = wide * out * self.dim * self.dim
+        weight = self.builder.add_input(f"{name}.weight", 4 * size, kind="parameter")
+        work = 2 * self.tokens * size
+        (y,) = self._op(name, [x, weight], [out * self.row], work)
+
+        def backward() -> None:
+            made = self._op(f"b_{name}.weight", [self._gradients[y], x], [size], work, kind="gradient")
+            self._results.append(made[0])
+            self._give(name, y, {x: [weight]}, work)
+
+        self._backward.append(backward)
+        return y
+
+    def finish(self, last: ValueId) -> Sample:
+        """Add the backward pass and return the joint graph."""
+        self.builder.begin_backward()
+        (self._gradients[last],) = self._op("loss_grad", [last], [self.row], kind="gradient")
+        for backward in reversed(self._backward):
+            backward()
+        return self.builder.build(outputs=self._results), self.builder.costs()
+
+    def _op(
+        self, name: str, inputs: Sequence[ValueId], numbers: Sequence[int], work: int = 0, kind: str = "activation"
+    ) -> tuple[ValueId, ...]:
+        touched = sum(numbers) + sum(self._numbers.get(value, 0) for value in inputs)
+        outputs = [(f"{name}_{k}", 4 * count) for k, count in enumerate(numbers)]
+        seconds = (work or 4 * touched) / self._RATE
+        module = name.removeprefix("b_").rpartition(".")[0]
+        made = self.builder.add_op(name, inputs, outputs, seconds=seconds, module=module, kind=kind)
+        self._numbers.update(zip(made, numbers, strict=True))
+        return made
+
+    def _give(self, name: str, y: ValueId, reads: dict[ValueId, list[ValueId]], work: int = 0) -> None:
+        """Add the gradients of the keys of `reads`, each of which reads the gradient of `y` and the values given."""
+        gradient = self._gradients.pop(y)
+        for k, (value, read) in enumerate(reads.items()):
+            numbers = self._numbers.get(value, self.row)
+            (made,) = self._op(f"b_{name}_{k}", [gradient, *read], [numbers], work, kind="gradient")
+            self._collect(name, value, made)
+
+    def _collect(self, name: str, value: ValueId, gradient: ValueId) -> None:
+        if value in self._gradients:
+            numbers = self._numbers.get(value, self.row)
+            (gradient,) = self._op(
+                f"b_{name}_sum_{value}", [self._gradients[value], gradient], [numbers], kind="gradient"
+            )
+        self._gradients[value] = gradient

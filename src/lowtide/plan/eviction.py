@@ -87,6 +87,7 @@ class Components(AbstractNeighbourhood):
         self._cost: list[float] = []
         self._border: list[set[ValueId]] = []
         self._dirty: dict[ValueId, None] = {}
+        self._dirty_roots: dict[int, None] = {}
 
     def evict(self, value: ValueId) -> None:
         """Join the components that the value's op touches now."""
@@ -105,7 +106,7 @@ class Components(AbstractNeighbourhood):
         border.update(links.reads[op])
         for reader in links.readers[value]:
             border.update(links.writes[reader])
-        self._dirty.update(dict.fromkeys(border))
+        self._dirty_roots[root] = None
 
     def restore(self, op: OpId, values: Sequence[ValueId]) -> None:
         """Take the op out of its component."""
@@ -114,7 +115,7 @@ class Components(AbstractNeighbourhood):
             root = self._find(self._component[op])
             self._cost[root] = max(0.0, self._cost[root] - self._links.seconds[op])
             self._component[op] = -1
-            self._dirty.update(dict.fromkeys(self._border[root]))
+            self._dirty_roots[root] = None
         for value in values:
             for root in self._touched(value):
                 self._border[root].add(value)
@@ -122,6 +123,11 @@ class Components(AbstractNeighbourhood):
 
     def changed(self, there: Sequence[bool]) -> Iterator[tuple[ValueId, float]]:
         """Yield the values that touch a component that has changed."""
+        for root in self._dirty_roots:
+            # What is not there is added again when it comes back.
+            self._border[root] = {value for value in self._border[root] if there[value]}
+            self._dirty.update(dict.fromkeys(self._border[root]))
+        self._dirty_roots.clear()
         for value in self._dirty:
             if there[value]:
                 own = self._links.seconds[self._links.producer[value]]
