@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_SECONDS ?= 1500
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture test test-all lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published curves reproduce clean
+.PHONY: help demo picture docs report-pictures browser test test-all lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published curves reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -14,6 +14,14 @@ demo: .venv/.installed-picture ## train two small models plain and in half the m
 
 picture: demo ## refresh the picture in the README from a run of the demo
 	mkdir -p docs/images && cp out/demo/memory.png docs/images/memory.png
+
+docs: .venv/.installed-docs ## build the documentation into site; warnings are errors
+	$(BIN)/mkdocs build --strict
+
+browser: .browser/chromium ## get a headless Chromium from npm for the report's tests; or set LOWTIDE_CHROMIUM to yours
+
+report-pictures: .browser/chromium .venv/.installed-dev ## refresh the pictures of a report in the documentation
+	$(BIN)/python benchmarks/report_pictures.py --chromium .browser/chromium
 
 test: .venv/.installed-dev ## run the tests that take minutes at most
 	timeout $(TEST_SECONDS) $(BIN)/python -m pytest -m "not slow"
@@ -66,7 +74,13 @@ reproduce: .venv/.installed-picture ## the papers' figures beside ours; GRAPHS=f
 	$(BIN)/python -m lowtide reproduce all --out docs/results/reproduce --force $(if $(GRAPHS),--graphs $(GRAPHS))
 
 clean: ## remove the environment and everything generated
-	rm -rf .venv out build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .browser site out build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.browser/chromium:
+	npm install --silent --no-save --no-package-lock --prefix .browser @sparticuz/chromium@153.0.0
+	cd .browser && TMPDIR=$$PWD node --input-type=module -e \
+	  "import chromium from '@sparticuz/chromium'; await chromium.executablePath()"
+	@test -x $@
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import lowtide
+from lowtide import errors
+from lowtide.plan import registry
+
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "planners").glob("*.md"))]
+# Drawn by `make curves` for all planners at once.
+CURVES = ROOT / "docs" / "images" / "planners"
+CHAIN_PAGE = (ROOT / "docs" / "chain.md").exists()
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
@@ -32,4 +46,104 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
 def test_links_to_files_resolve(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+        path = page.parent / target
+        if path.resolve().parent == CURVES and not any(CURVES.glob("*.svg")):
+            continue
+        assert path.exists(), f"{page.name} links to {target}, which does not exist"
+
+
+def test_troubleshooting_has_every_error_with_cause_and_remedy() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL))
+    tree = {name for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, Exception)}
+    assert set(sections) == tree
+    for name in tree - {"LowtideError", "LowtideWarning"}:
+        assert "**Cause.**" in sections[name], name
+        assert "**Remedy.**" in sections[name], name
+
+
+def test_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    shown = {line.split(".")[-1] for line in page.splitlines() if line.startswith("::: ")}
+    chained = set(re.findall(r"`lowtide\.(\w+)`", (ROOT / "docs" / "chain.md").read_text())) if CHAIN_PAGE else set()
+    assert set(lowtide.__all__) - shown - chained == set()
+
+
+def test_every_planner_is_in_the_tables() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "planners" / "index.md"):
+        named = set(re.findall(r"`(\w+)`", page.read_text()))
+        assert set(registry.names()) <= named, page
+
+
+def test_planner_example_is_twenty_lines() -> None:
+    planner = next(each for each in snippets(ROOT / "docs" / "custom-planner.md") if "class DropLargest" in each)
+    code = planner[planner.index("@dataclass") :].strip().splitlines()
+    assert len(code) <= 20
+
+
+@pytest.mark.slow
+def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings")
+    if not any(CURVES.glob("*.svg")):
+        pytest.skip("the pictures of the planners are missing: `make curves` draws them")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    assert "lowtide.wrap" in (tmp_path / "quickstart" / "index.html").read_text()
+
+
+def commands_in_readme() -> list[list[str]]:
+    """Return the two commands that lead from a clone to a report."""
+    block = re.search(r"<!-- two commands -->\n+```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert block, "README.md must show the two commands"
+    return [shlex.split(line, comments=True) for line in block[1].splitlines() if line.strip()]
+
+
+MODEL = """
+import torch
+from torch import nn
+
+def make():
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)])
+    return (lambda x: model(x).square().mean()), (torch.randn(512, 64),)
+"""
+
+
+@pytest.mark.slow
+def test_two_commands_lead_from_a_clone_to_a_report_of_an_own_model(tmp_path: Path) -> None:
+    """Do what README.md says, in a new environment that sees the installed libraries but not this checkout."""
+    install, plan = commands_in_readme()
+    assert install[:3] == ["pip", "install", "."]
+    assert plan[0] == "lowtide"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    libraries = sysconfig.get_path("purelib")
+    python = tmp_path / "env" / "bin" / "python"
+    offline = ["--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", str(python), "install", *offline, *install[2:]],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": libraries},
+        check=True,
+    )
+    (tmp_path / "my_model.py").write_text(MODEL)
+    done = subprocess.run(
+        [str(tmp_path / "env" / "bin" / "lowtide"), *plan[1:]],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": libraries},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "plan.html" in done.stdout.splitlines()[-1]
+    page = (tmp_path / "plan.html").read_text()
+    assert "echarts" in page
+    assert "my_model.py" in page
+
+
+def test_the_version_is_one() -> None:
+    assert lowtide.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
