@@ -22,6 +22,7 @@ from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
 if TYPE_CHECKING:
+    from lowtide.chains import chain, chain_layers, unroll
     from lowtide.measure import measure_peak
 
 __version__ = "0.1.0"
@@ -42,6 +43,8 @@ __all__ = [
     "Proposal",
     "Schedule",
     "Value",
+    "chain",
+    "chain_layers",
     "compare",
     "errors",
     "expand",
@@ -53,6 +56,7 @@ __all__ = [
     "register",
     "simulate",
     "solve",
+    "unroll",
     "unwrap",
     "verify",
     "wrap",
@@ -65,4 +69,8 @@ def __getattr__(name: str) -> Any:
         from lowtide.measure import measure_peak
 
         return measure_peak
+    if name in ("chain", "chain_layers", "unroll"):
+        from lowtide import chains
+
+        return getattr(chains, name)
     raise AttributeError(f"module 'lowtide' has no attribute {name!r}")

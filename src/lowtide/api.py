@@ -73,11 +73,14 @@ def wrap(
 
 
 def unwrap(model: Model) -> Model:
-    """Return `model` as it was before `wrap`; a model that is not wrapped is returned as it is."""
+    """Return `model` as it was before `wrap` or `chain_layers`; a model without either is returned as it is."""
     from torch import nn
 
+    from lowtide.run.layers import unchain_layers
     from lowtide.run.wrapped import wrapped_of
 
+    if isinstance(model, nn.Module):
+        unchain_layers(model)
     wrapped = wrapped_of(model)
     if wrapped is None:
         return model
@@ -88,8 +91,11 @@ def unwrap(model: Model) -> Model:
 
 
 def plans(model: Callable[..., Any]) -> list[Plan]:
-    """Return the plans made so far for a wrapped model, one for each captured graph."""
-    return list(_wrapped(model).session.plans)
+    """Return the plans made so far for a wrapped model, one for each captured graph, or for the chains in a model."""
+    from lowtide.run.layers import chains_in
+
+    chains = chains_in(model)
+    return [plan for each in chains for plan in each.plans] if chains else list(_wrapped(model).session.plans)
 
 
 def plan(

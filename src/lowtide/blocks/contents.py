@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from lowtide.blocks.spec import Block, spec_of
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
+# Attributes that number the layers of a model.
+_NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number"})
 _NORMS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -126,7 +128,9 @@ def _own_key(module: nn.Module, path: str) -> tuple[Any, ...]:
     owned = (("parameters", module._parameters), ("buffers", module._buffers))
     tensors = tuple((kind, name, spec_of(t)) for kind, own in owned for name, t in own.items() if t is not None)
     settings = tuple(
-        (name, _comparable(value)) for name, value in sorted(vars(module).items()) if not name.startswith("_")
+        (name, _comparable(value))
+        for name, value in sorted(vars(module).items())
+        if not name.startswith("_") and name not in _NUMBERS
     )
     hooks = tuple(map(id, (*module._forward_hooks.values(), *module._forward_pre_hooks.values())))
     return path, type(module), module.training, tensors, settings, hooks

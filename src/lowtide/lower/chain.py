@@ -263,10 +263,11 @@ class _Chain(torch.autograd.Function):
                 del results
                 if step.store:
                     tape.states[step.position + 1] = after
-        outputs = (*after, *emitted)
+        # Aliases: what is returned becomes part of the caller's graph, which the states must not.
+        outputs = tuple(tensor.detach() for tensor in (*after, *emitted))
         ctx.results = len(after)
         ctx.mark_non_differentiable(*_without_gradient(program, outputs, len(after)))
-        return tuple(tensor.detach() if any(tensor is given for given in tensors) else tensor for tensor in outputs)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
@@ -314,21 +315,21 @@ def _changed(tape: Tape, state_size: int, number: int) -> str:
     )
 
 
-def _go_back(tape: Tape, state_size: int, results: int, gradients: list[Tensor | None], *, retain: bool) -> Any:
+def _go_back(tape: Tape, state_size: int, size: int, gradients: list[Tensor | None], *, retain: bool) -> Any:
     """Return the gradients of all tensors that went in."""
     program = tape.program
     from_forward = set(tape.kept)
-    emitted, flow = gradients[results:], gradients[:results]
+    emitted, flow = gradients[size:], gradients[:size]
     gradients.clear()
     sums = _Sums(program, len(tape.arguments.leaves))
     at = len(program.positions)
     with autocast_as(tape.autocast), hooks_off(program.parameters):
         for step in program.backward:
             if not step.back:
-                after = tape.run(step)
+                results = tape.run(step)
                 if step.store:
-                    tape.states[step.position + 1] = after
-                del after
+                    tape.states[step.position + 1] = results[: len(results) - program.emitted[step.position][1]]
+                del results
                 continue
             position = program.positions[step.position]
             place, own = program.emitted[step.position]

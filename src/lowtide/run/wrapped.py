@@ -82,7 +82,8 @@ class Wrapped:
                 "Nothing of this call could be captured, so it would train without a budget: Python code in the model "
                 "cannot be traced (TORCH_LOGS=graph_breaks shows where), or its Python values change with every call "
                 f"and more than {_MOST_RECOMPILATIONS} variants of it have been compiled (TORCH_LOGS=recompiles shows "
-                "which)."
+                "which). lowtide.chain and lowtide.chain_layers(model, budget=...) plan such a model layer by layer, "
+                "without tracing it."
             )
 
     def _trains(self) -> bool:
