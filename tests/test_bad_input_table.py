@@ -254,6 +254,7 @@ def test_commands(
     assert "Traceback" not in captured.err + captured.out
     assert message in " ".join(captured.err.split())
     assert captured.err.splitlines()[-1].startswith("lowtide") or len(captured.err.splitlines()) > 1
+    assert "%%" not in captured.err
     assert captured.out == ""
     assert contents(folder) == before
 

@@ -156,5 +156,4 @@ def wrote(options: argparse.Namespace, files: Sequence[Path | None]) -> None:
 
 
 def _refusal(error: LowtideError) -> argparse.ArgumentTypeError:
-    # argparse formats the message with the % operator.
-    return argparse.ArgumentTypeError(str(error).replace("%", "%%"))
+    return argparse.ArgumentTypeError(str(error))

@@ -25,6 +25,10 @@ from lowtide.report.picture import Course, Panel, can_draw, draw
 from lowtide.testing.models import MODELS, loss_of, new_batch
 from lowtide.units import format_bytes, parse_budget
 
+EXAMPLES = """
+lowtide demo
+lowtide demo --budget 35% --steps 20 --out out/demo --force
+"""
 NAMES = {"gpt": "GPT", "unet": "U-Net"}
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "small": {"gpt": {"layers": 6, "dim": 128, "heads": 4, "tokens": 192}, "unet": {}},
@@ -162,7 +166,7 @@ def _budget(text: str) -> str:
     try:
         parse_budget(text)
     except InvalidBudgetError as error:
-        raise argparse.ArgumentTypeError(str(error).replace("%", "%%")) from None
+        raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 

@@ -20,6 +20,11 @@ from lowtide.errors import InvalidOptionError
 from lowtide.reproduce.render import to_json, to_markdown, to_terminal
 from lowtide.reproduce.table import Page
 
+EXAMPLES = """
+lowtide reproduce hong
+lowtide reproduce all --out out/reproduce --force
+lowtide reproduce kusumoto --graphs path/to/graphs --only ResNet50
+"""
 _WIDTH = 160
 PAPERS = ("chen", "hong", "feng", "kusumoto")
 
