@@ -69,11 +69,13 @@ def partitioned(captured: Captured, ratio: float) -> tuple[fx.GraphModule, fx.Gr
 def schedule_of(graph: Graph, forward: fx.GraphModule, backward: fx.GraphModule) -> Schedule:
     """Return the order in which the two graphs run the ops of `graph`; they keep their names."""
     ids = {op.name: op_id for op_id, op in enumerate(graph.ops)}
-    first = [op_id for op_id in graph.backward if graph.ops[op_id].target == "lowtide.tangents"]
-    return Schedule(
-        tuple(ids[node.name] for node in forward.graph.nodes if node.name in ids),
-        (*first, *(ids[node.name] for node in backward.graph.nodes if node.name in ids)),
-    )
+    tangents = [op_id for op_id in graph.backward if graph.ops[op_id].target == "lowtide.tangents"]
+
+    def ops(module: fx.GraphModule) -> list[OpId]:
+        # A saved value is an input of backward that has the name of its op.
+        return [ids[node.name] for node in module.graph.nodes if node.op == "call_function" and node.name in ids]
+
+    return Schedule(tuple(ops(forward)), (*tangents, *ops(backward)))
 
 
 def budget_rows(captured: Captured, ratios: Sequence[float]) -> Iterator[Row]:
