@@ -1,0 +1,135 @@
+"""The checks of the table of planners can fail; jobs end in time; the published graphs are read as published."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
+sys.path.insert(0, str(BENCHMARKS))
+
+import checks  # noqa: E402
+import limits  # noqa: E402
+import published  # noqa: E402
+from lowtide.graph import samples  # noqa: E402
+from lowtide.plan.problem import Problem  # noqa: E402
+
+
+def row(planner, percent, overhead, *, gap=0.0, seconds=1.0, fits=True, model="gpt"):
+    return {
+        "model": model,
+        "planner": planner,
+        "percent": percent,
+        "fits": fits,
+        "overhead": overhead,
+        "gap": gap,
+        "planning_seconds": seconds,
+    }
+
+
+GOOD = [
+    row("auto", 80, 0.01),
+    row("auto", 50, 0.05),
+    row("greedy", 80, 0.01),
+    row("greedy", 50, 0.06),
+    row("dtr", 50, 0.04, fits=False),
+    {"model": "gpt", "planner": "rotor", "percent": 50, "refused": "no chain"},
+    {"model": "lstm", "skipped": "not installed"},
+]
+
+
+def wrong(rows):
+    return [check.claim for check in checks.checks(rows) if not check.holds]
+
+
+def test_a_good_table_passes():
+    assert not wrong(GOOD)
+    assert not checks.failed(checks.checks(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("bad", "claim"),
+    [
+        (row("rotor", 50, 0.049), "never slower than another"),
+        (row("auto", 65, 0.009, model="unet", fits=False), None),
+        (row("auto", 65, 0.0501), "more memory is never slower"),
+        (row("auto", 65, 0.02, gap=0.051), "near the optimum"),
+        (row("auto", 65, 0.02, gap=None), "near the optimum"),
+        (row("auto", 65, 0.02, seconds=20.5), "within 20 s"),
+    ],
+)
+def test_each_check_can_fail(bad, claim):
+    found = wrong([*GOOD, bad])
+    assert (claim is None and not found) or any(claim in each for each in found), found
+
+
+def test_auto_must_fit_where_others_do():
+    rows = [row("auto", 30, 0.2, fits=False), row("dtr", 30, 0.9)]
+    assert wrong(rows) == ["auto fits wherever any planner does"]
+
+
+def test_a_roomy_budget_that_does_not_fit_breaks_the_curve():
+    rows = [row("auto", 30, 0.2), row("auto", 50, 0.1, fits=False)]
+    assert "more memory is never slower" in wrong(rows)
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(50, 5), (90, 9), (91, 10), (100, 10), (1, 1)])
+def test_percentile_is_one_of_the_values(percent, expected):
+    assert checks.percentile(list(range(1, 11)), percent) == expected
+
+
+def test_jobs_end_in_time_and_say_why_they_failed():
+    def fail():
+        raise ValueError("no")
+
+    jobs = [
+        limits.Job({"name": "quick"}, lambda: {"answer": 1}, 30.0),
+        limits.Job({"name": "slow"}, lambda: time.sleep(600) or {}, 0.3),
+        limits.Job({"name": "bad"}, fail, 30.0),
+        limits.Job({"name": "dead"}, lambda: sys.exit(3) or {}, 30.0),
+    ]
+    rows = {row.pop("name"): row for row in limits.run_jobs(jobs, parallel=2)}
+    assert rows["quick"] == {"answer": 1}
+    assert rows["slow"] == {"out_of_time": 0.3}
+    assert rows["bad"] == {"error": "ValueError: no"}
+    assert "exit code 3" in rows["dead"]["error"]
+
+
+def test_a_row_has_the_figures_of_the_plan():
+    graph, costs = samples.training_chain(6)
+    found = limits.planned(Problem(graph, costs, 500), "dtr")
+    assert found["fits"]
+    assert found["peak_bytes"] <= 500
+    assert found["overhead"] > 0
+    assert "refused" in limits.planned(Problem(*samples.chain(4), 500), "chen_sqrt")
+
+
+@pytest.mark.skipif(not GRAPHS.exists(), reason="the published graphs are not there")
+@pytest.mark.parametrize(
+    ("file", "ops", "links", "peak", "seconds"),
+    [
+        ("checkmate_vgg16_train.json", 45, 87, 15_825_108_992, 15_500),
+        ("checkmate_vgg_unet_train.json", 71, 148, 20_959_461_376, 31_005),
+        ("random_layered_100.json", 100, 236, 46_319, 47_769),
+        ("random_layered_250.json", 250, 944, 146_840, 125_569),
+    ],
+)
+def test_published_graphs_have_their_published_figures(file, ops, links, peak, seconds):
+    graph, costs = published.load(GRAPHS / file)
+    trace = Problem(graph, costs, 1).baseline
+    assert (len(graph.ops), sum(len(op.inputs) for op in graph.ops)) == (ops, links)
+    assert (trace.peak_bytes, trace.seconds) == (peak, seconds)
+
+
+def test_a_point_that_is_missed_is_a_violation():
+    good = {"fits": True, "overhead": 0.01968, "rival": 1.968, "planning_seconds": 1.0, "outcome": "FITS"}
+    assert not published.violations(good)
+    assert published.violations({**good, "overhead": 0.0198})
+    assert published.violations({**good, "planning_seconds": 61.0})
+    assert published.violations({**good, "fits": False})
+    open_point = {**good, "fits": False, "rival": None}
+    assert published.violations(open_point)
+    assert not published.violations({**open_point, "bound": float("inf")})
+    assert published.violations({"out_of_time": 240.0, "rival": None})
