@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+import types
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,11 @@ def test_readme_has_python_to_run() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {"__name__": "__main__"}
+    # A module of its own, as if the page were a file: the compiler looks names up in it.
+    module = types.ModuleType(f"page_{page.stem.replace('-', '_')}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for number, snippet in enumerate(snippets(page), 1):
-        exec(compile(snippet, f"{page.name}, snippet {number}", "exec"), names)
+        exec(compile(snippet, f"{page.name}, snippet {number}", "exec"), vars(module))
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 import lowtide
 from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.graph.samples import chain, random_dag
+from lowtide.plan.account import MemoryAccount
+from lowtide.plan.compare import ComparisonRow
 from lowtide.report.data import KINDS, report_data
 from lowtide.report.page import html_page
 from lowtide.report.words import memory_chart, text_report
+from lowtide.units import format_bytes
 from report_samples import HOSTILE, comparison_of, hostile_names, plain_names, plan_of
 
 
@@ -106,6 +109,24 @@ def test_page_is_one_file_that_fetches_nothing(plan: lowtide.Plan) -> None:
         assert (attributes.get("href") or "#").startswith("#")
     assert {"Content-Security-Policy"} == {each["http-equiv"] for tag, each in tags if "http-equiv" in each}
     assert json.loads("".join(Reader(page).data))["summary"]["peak_bytes"] == plan.peak_bytes
+
+
+def test_all_memory_of_training_is_shown_where_it_is_known(plan: lowtide.Plan) -> None:
+    assert "All the memory of training" not in html_page(plan)
+    account = MemoryAccount(2**20, 0, 2**10, 2**21, 2**20, step_bytes=plan.peak_bytes)
+    page = html_page(replace(plan, account=account))
+    assert "All the memory of training" in page
+    assert f">{format_bytes(account.peak_bytes)}<" in page
+
+
+def test_the_proved_area_is_mentioned_where_something_is_proved(plan: lowtide.Plan) -> None:
+    comparison = comparison_of(plan)
+    assert "that is proved" not in html_page(plan, replace(comparison, rows=_bounded(comparison, 0.0)))
+    assert "that is proved" in html_page(plan, replace(comparison, rows=_bounded(comparison, 0.01)))
+
+
+def _bounded(comparison: lowtide.Comparison, bound: float) -> tuple[ComparisonRow, ...]:
+    return tuple(replace(row, bound=bound) for row in comparison.rows)
 
 
 def test_hostile_names_stay_text() -> None:

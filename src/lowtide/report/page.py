@@ -33,6 +33,8 @@ def html_page(plan: Plan, comparison: Comparison | None = None) -> str:
         tiles=_tiles(data["summary"]),
         peak=data["peak"],
         tradeoff=data["tradeoff"],
+        proved=any(overhead > 0 for _, overhead in data["tradeoff"]["bounds"]),
+        account=_account(plan),
         format_bytes=format_bytes,
         style=Markup(_asset("assets/report.css")),
         script=Markup(_asset("assets/report.js")),
@@ -42,6 +44,27 @@ def html_page(plan: Plan, comparison: Comparison | None = None) -> str:
 
 def _asset(name: str) -> str:
     return files("lowtide.report").joinpath(*name.split("/")).read_text(encoding="utf-8")
+
+
+def _account(plan: Plan) -> list[tuple[str, int]]:
+    """Return what training takes besides the step, part by part and in all; nothing if that is not known."""
+    account = plan.account
+    if account is None:
+        return []
+    update = account.gradient_bytes + account.update_bytes
+    moment = (
+        ("forward and backward, gradients included", account.step_bytes)
+        if account.step_bytes >= update
+        else ("gradients and the optimizer's update", update)
+    )
+    return [
+        ("parameters", account.parameter_bytes),
+        ("buffers", account.buffer_bytes),
+        ("batch", account.batch_bytes),
+        ("optimizer state", account.optimizer_bytes),
+        moment,
+        ("in all", account.peak_bytes),
+    ]
 
 
 def _tiles(summary: dict[str, Any]) -> list[tuple[str, str, str]]:

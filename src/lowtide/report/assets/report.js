@@ -259,7 +259,7 @@
     });
     series.push(point("plain training", summary.baseline_peak_bytes, 0, "circle", 11, paint.plain, "top"));
     series.push(point("this plan", summary.peak_bytes, summary.overhead,
-      "path://M0,-10 L2.4,-3.2 L9.5,-3.1 L3.8,1.2 L5.9,8.1 L0,4 L-5.9,8.1 L-3.8,1.2 L-9.5,-3.1 L-2.4,-3.2 Z", 22, paint.planned, "right"));
+      "path://M0,-10 L2.4,-3.2 L9.5,-3.1 L3.8,1.2 L5.9,8.1 L0,4 L-5.9,8.1 L-3.8,1.2 L-9.5,-3.1 L-2.4,-3.2 Z", 22, paint.planned, "top"));
     return {
       ...basics(paint),
       legend: legendStyle(paint, { data: series.map((each) => each.name).filter((name) => name !== "plain training" && name !== "this plan") }),
