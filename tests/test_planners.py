@@ -42,7 +42,8 @@ def check_contract(problem, planner):
             solve(problem, planner)
         return None
     plan = solve(problem, planner, throw=False)
-    if plan.outcome is Outcome.OVER_BUDGET:
+    if not plan.fits:
+        assert plan.outcome in (Outcome.OVER_BUDGET, Outcome.IMPOSSIBLE)
         with pytest.raises(InfeasibleBudgetError, match=f"known to work with it is {plan.peak_bytes} ") as caught:
             solve(problem, planner)
         least = caught.value.least_bytes

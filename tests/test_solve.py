@@ -104,7 +104,7 @@ def test_budget_must_be_above_zero(budget):
 
 
 def test_unknown_planner_names_the_nearest():
-    with pytest.raises(UnknownPlannerError, match=r"'gredy'.*auto, keep_all.*Did you mean 'greedy'"):
+    with pytest.raises(UnknownPlannerError, match=r"'gredy'.*auto, auto_thorough, keep_all.*Did you mean 'greedy'"):
         registry.get("gredy")
     with pytest.raises(KeyError):
         registry.get("zzz")

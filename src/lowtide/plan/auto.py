@@ -1,27 +1,79 @@
-"""`auto`: runs every planner of a list that serves the problem and takes the best answer.
+"""`auto`: the best of all planners, improved by a search and bounded by a proof, until both are close enough.
 
-Memory model: the simulator's. Not optimal, but never worse than any planner of its list. Cost: theirs, added up.
+Source: ours. Memory model: the simulator's; first runs keep the given order unless a planner of the list changes it,
+every op may run any number of times. Optimal where the proof meets the schedule, which the plan then says; never worse
+than a planner of its list.
+
+1. Every planner of the list that serves the problem proposes a schedule.
+2. In rounds, the search takes the best schedule further by taking parts out and mending them another way, while the
+   proof looks at one more moment of the step on another core. Some rounds begin anew from the first schedule with
+   other random numbers, for a search can be caught.
+3. It ends when the overhead is within `gap` of the proved bound, after the rounds that `effort` allows, or when the
+   time is up.
+
+Without a time limit the answer is the same every time: all work is counted in steps. Cost: that of the list, then some
+seconds per unit of effort, little of it where the proof is met early.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from lowtide.errors import InvalidOptionError
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.bounds.least_peak import least_peak_bytes
+from lowtide.plan.bounds.program import Limits
+from lowtide.plan.bounds.refine import Refiner
 from lowtide.plan.problem import Problem
+from lowtide.plan.search.climb import Climb
+from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
+
+# Overheads this close count as equal: the proof rounds each op's cost down to a millionth of the step.
+_EQUAL = 1e-5
+# Work of the search in each round, in about microseconds, and of the proof, in about seconds.
+_ROUNDS = ((500_000, 1.5), (1_000_000, 2.0), (1_500_000, 3.0))
+_LITTLE = 0.3
+# Above this number of ops the programs of the proof take too long.
+_MOST_OPS = 6_000
+# Above this number of ops, planners whose work grows faster than linearly are left out.
+_LARGE = 4_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(AbstractPlanner):
-    """Take the cheapest schedule that fits, else the one with the least peak.
+    """Take the cheapest schedule that fits, else the one with the least peak; say how much better there could be.
 
     Attributes:
-        planners: The planners to run, by name, cheapest to run first; earlier ones win ties.
+        planners: The planners to run first, by name; earlier ones win ties.
+        slow: Those of them that are left out for large graphs.
+        effort: How much work to do, 1 by default; 10 is thorough.
+        gap: Overhead, as a share of the step, within which of the proved bound the search ends.
+        time_limit: Seconds after which it ends as soon as it can, or None. The planners of the list are not cut short.
+        seed: Of the random numbers.
+        starts: Schedules known already: the answer is no worse than any of them that fits.
     """
 
     planners: Mapping[str, AbstractPlanner]
+    slow: frozenset[str] = frozenset()
+    effort: float = 1.0
+    gap: float = 0.002
+    time_limit: float | None = None
+    seed: int = 0
+    starts: tuple[Schedule, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        for name in ("effort", "gap"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InvalidOptionError(f"The {name} is {value}; it must be a number of at least 0.")
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise InvalidOptionError(f"The time limit is {self.time_limit}; it must be a number of seconds above 0.")
 
     def supports(self, problem: Problem) -> str | None:
         """Return the planners' reasons if none of them serves `problem`."""
@@ -31,24 +83,97 @@ class Auto(AbstractPlanner):
         return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
 
     def propose(self, problem: Problem, progress: Progress = silent) -> Proposal:
-        """Return the best proposal of the planners in the list."""
-        best: Proposal | None = None
-        best_key = (True, 0.0, 0.0)
-        bounds: list[float] = []
-        for name, planner in self.planners.items():
-            if planner.supports(problem) is not None:
+        """Return the best schedule found and the bound proved."""
+        if problem.fits(problem.baseline):
+            return Proposal(Schedule.keep_all(problem.graph), bound=0.0, optimal=True)
+        work = _Work(self, problem, progress)
+        work.ask_planners()
+        work.run_rounds()
+        return work.proposal()
+
+
+class _Work:
+    """One call of `Auto.propose`."""
+
+    def __init__(self, auto: Auto, problem: Problem, progress: Progress) -> None:
+        self.auto, self.problem, self.progress = auto, problem, progress
+        self.started = time.perf_counter()
+        self.climb = Climb(problem, seed=auto.seed)
+        self.bound = 0.0
+        self.impossible = least_peak_bytes(problem) > problem.budget_bytes
+
+    def ask_planners(self) -> None:
+        """Offer the given schedules and those of the planners to the search."""
+        for schedule in self.auto.starts:
+            verify(self.problem.graph, schedule)
+            self.climb.offer(schedule)
+        large = len(self.problem.graph.ops) > _LARGE
+        for name, planner in self.auto.planners.items():
+            if (large and name in self.auto.slow) or planner.supports(self.problem) is not None:
                 continue
-            progress(f"auto: trying {name}")
-            proposal = planner.propose(problem, progress)
-            verify(problem.graph, proposal.schedule)
-            trace = problem.price(proposal.schedule)
-            fits = problem.fits(trace)
-            key = (not fits, trace.seconds, trace.peak_bytes) if fits else (True, trace.peak_bytes, trace.seconds)
+            self.progress(f"auto: asking {name}")
+            proposal = planner.propose(self.problem, silent)
+            verify(self.problem.graph, proposal.schedule)
+            self.climb.offer(proposal.schedule)
             if proposal.bound is not None:
-                bounds.append(proposal.bound)
-            if best is None or key < best_key:
-                best, best_key = proposal, key
-            if fits and proposal.optimal:
-                break
-        assert best is not None, "supports() was not asked"
-        return Proposal(best.schedule, max(bounds, default=None), best.optimal and not best_key[0])
+                self.bound = max(self.bound, proposal.bound)
+
+    def run_rounds(self) -> None:
+        """Improve the schedule and the bound until they are close enough or the effort is spent."""
+        if self.impossible or not self.auto.effort:
+            return
+        provable = len(self.problem.graph.ops) <= _MOST_OPS
+        refiner = Refiner(self.problem) if provable else None
+        with ThreadPoolExecutor(max_workers=1) as other_core:
+            for number in range(self._num_rounds()):
+                if self._is_done():
+                    return
+                search, proof = _ROUNDS[min(number, len(_ROUNDS) - 1)]
+                scale = max(1.0, self.auto.effort / 4)
+                if not self.climb.fits:
+                    # All that the proof can still tell is that nothing fits, and it does so early if at all.
+                    proof = _LITTLE
+                limits = Limits(self._seconds_left(), proof * scale, self.auto.gap / 10, self._enough())
+                proving = None if refiner is None or refiner.done else other_core.submit(refiner.advance, limits)
+                self.climb.improve(int(search * scale), anew=number % 2 == 1, until=self._deadline())
+                if proving is not None:
+                    self.bound = max(self.bound, proving.result().bound)
+                self._report()
+
+    def proposal(self) -> Proposal:
+        """Return the answer."""
+        impossible = self.impossible or math.isinf(self.bound)
+        if impossible or not self.climb.fits:
+            return Proposal(self.climb.schedule, impossible=impossible)
+        return Proposal(
+            self.climb.schedule,
+            bound=min(self.bound, self.climb.overhead),
+            optimal=self.climb.overhead - self.bound <= _EQUAL,
+        )
+
+    def _num_rounds(self) -> int:
+        return max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
+
+    def _enough(self) -> float:
+        """Return the bound with which the search may end."""
+        return self.climb.overhead - self.auto.gap if self.climb.fits else float("inf")
+
+    def _deadline(self) -> float:
+        return float("inf") if self.auto.time_limit is None else self.started + self.auto.time_limit
+
+    def _seconds_left(self) -> float:
+        return max(0.1, self._deadline() - time.perf_counter())
+
+    def _is_done(self) -> bool:
+        close = self.climb.fits and self.climb.overhead - self.bound <= max(self.auto.gap, _EQUAL)
+        return close or math.isinf(self.bound) or time.perf_counter() > self._deadline()
+
+    def _report(self) -> None:
+        seconds = time.perf_counter() - self.started
+        if not self.climb.fits:
+            self.progress(f"auto: nothing fits yet, least peak {self.climb.peak_bytes} bytes, {seconds:.1f} s")
+            return
+        best, bound = self.climb.overhead, min(self.bound, self.climb.overhead)
+        self.progress(
+            f"auto: best overhead {best:.2%}, bound {bound:.2%}, gap {best - bound:.2%} of a step, {seconds:.1f} s"
+        )

@@ -29,6 +29,7 @@ _WORDS = {
     Outcome.OPTIMAL.name: "optimal",
     Outcome.FITS.name: "fits",
     Outcome.OVER_BUDGET.name: "over budget",
+    Outcome.IMPOSSIBLE.name: "impossible",
     REFUSED: "refused",
 }
 
@@ -62,7 +63,7 @@ class ComparisonRow:
     @property
     def fits(self) -> bool:
         """Whether the planner met the budget."""
-        return self.outcome not in (REFUSED, Outcome.OVER_BUDGET.name)
+        return self.outcome not in (REFUSED, Outcome.OVER_BUDGET.name, Outcome.IMPOSSIBLE.name)
 
     @property
     def gap(self) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import replace
 
 from lowtide.errors import InvalidOptionError, UnknownPlannerError
 from lowtide.plan.auto import Auto
@@ -42,8 +43,24 @@ _PORTFOLIO: dict[str, AbstractPlanner] = {
     "dtr": Dtr(),
     "greedy": Greedy(),
 }
+# What `auto` begins with, and what of it is too slow for large graphs. The others take longer and win nowhere.
+_FIRST = (
+    "keep_all",
+    "drop_cheap",
+    "chen_sqrt",
+    "chen_greedy",
+    "chen_recursive",
+    "hong_linear",
+    "feng_chain",
+    "feng",
+    "rotor",
+    "dtr",
+)
+_SLOW = frozenset({"chen_greedy", "feng", "rotor", "dtr"})
+_AUTO = Auto(planners={name: _PORTFOLIO[name] for name in _FIRST} | {"greedy": Greedy(effort=0)}, slow=_SLOW)
 _PLANNERS: dict[str, AbstractPlanner] = {
-    "auto": Auto(planners={name: _PORTFOLIO[name] for name in ("keep_all", "drop_cheap", "chen_sqrt", "greedy")}),
+    "auto": _AUTO,
+    "auto_thorough": replace(_AUTO, effort=10.0, gap=0.0005),
     **_PORTFOLIO,
     "brute_force": BruteForce(),
 }

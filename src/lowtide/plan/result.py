@@ -23,8 +23,15 @@ class Outcome(Enum):
     """How planning ended; each value is the sentence users read."""
 
     NOTHING_TO_DO = "The step fits the budget as it is: nothing is recomputed."
-    OPTIMAL = "The schedule fits the budget and is proved to be the fastest one that runs ops in the given order."
+    OPTIMAL = (
+        "The schedule fits the budget and is proved to be the fastest one that runs ops in the given order, to a "
+        "hundred-thousandth of a step."
+    )
     FITS = "The schedule fits the budget; a faster one may exist."
+    IMPOSSIBLE = (
+        "It is proved that no schedule that first runs ops in the given order fits the budget; this one has the least "
+        "peak known. Raise the budget to its peak or make the batch smaller."
+    )
     OVER_BUDGET = (
         "No schedule within the budget was found; this one has the least peak known. Raise the budget to its peak, "
         "make the batch smaller, or try another planner."
@@ -82,6 +89,11 @@ class Plan:
     def budget_bytes(self) -> int:
         """The budget."""
         return self.problem.budget_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is within the budget."""
+        return self.problem.fits(self.trace)
 
     @property
     def overhead(self) -> float:

@@ -48,7 +48,7 @@ def solve(
     trace = problem.price(proposal.schedule)
     fits = problem.fits(trace)
     if throw and not fits:
-        raise _infeasible(problem, name, trace)
+        raise _infeasible(problem, name, trace, proved=proposal.impossible)
     return Plan(
         problem=problem,
         schedule=proposal.schedule,
@@ -80,17 +80,18 @@ def _ask(problem: Problem, planner: str | AbstractPlanner | Schedule, progress: 
 
 def _outcome(proposal: Proposal, fits: bool) -> Outcome:
     if not fits:
-        return Outcome.OVER_BUDGET
+        return Outcome.IMPOSSIBLE if proposal.impossible else Outcome.OVER_BUDGET
     if not proposal.schedule.num_recomputed:
         return Outcome.NOTHING_TO_DO
     return Outcome.OPTIMAL if proposal.optimal else Outcome.FITS
 
 
-def _infeasible(problem: Problem, name: str, trace: Trace) -> InfeasibleBudgetError:
+def _infeasible(problem: Problem, name: str, trace: Trace, *, proved: bool) -> InfeasibleBudgetError:
     budget, least = problem.budget_bytes, trace.peak_bytes
+    proof = " It is proved that none runs the ops in the given order." if proved else ""
     return InfeasibleBudgetError(
-        f"Planner {name!r} found no schedule within the budget of {budget} bytes ({format_bytes(budget)}). The least "
-        f"budget known to work with it is {least} bytes ({format_bytes(least)}); the step needs "
+        f"Planner {name!r} found no schedule within the budget of {budget} bytes ({format_bytes(budget)}).{proof} The "
+        f"least budget known to work with it is {least} bytes ({format_bytes(least)}); the step needs "
         f"{problem.baseline.peak_bytes} bytes without recomputation. Raise the budget to {least} or more, make the "
         "batch smaller, or try another planner.",
         budget_bytes=budget,

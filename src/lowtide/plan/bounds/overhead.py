@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
 from lowtide.graph.ir import OpId
 from lowtide.plan.base import Progress, silent
-from lowtide.plan.bounds.cutting import Cutter
 from lowtide.plan.bounds.hints import Hint
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
-from lowtide.plan.bounds.timeline import Timeline
-from lowtide.plan.bounds.window import Window
+from lowtide.plan.bounds.refine import Proof, Refiner
 from lowtide.plan.problem import Problem
 
-_GAP = 5e-4
+_GAP = 2e-4
 _WORK = 5.0
 
 
@@ -50,39 +46,45 @@ def overhead_bound(
     Args:
         problem: Graph, costs and budget.
         seconds: Time limit; None for none, and then the same answer every time.
-        effort: How much work to do beyond the least, 1 by default.
+        effort: How much work to do, 1 by default; more adds moments.
         progress: Receives a line of text now and then.
     """
     started = time.perf_counter()
     if problem.fits(problem.baseline):
-        return _bound(problem, 0.0, (), (), started)
+        return _bound(problem, Proof(0.0, ()), started)
     if least_peak_bytes(problem) > problem.budget_bytes:
-        return _bound(problem, float("inf"), (), (), started)
+        return _bound(problem, Proof(float("inf"), ()), started)
     deadline = float("inf") if seconds is None else started + seconds
-    moment = int(np.argmax(problem.baseline.bytes_during))
-    progress(f"bound: moment {moment}")
-    cutter = Cutter(Window(Timeline.of(problem), [moment]))
-    relaxed = cutter.relax(seconds=deadline - time.perf_counter())
-    if relaxed.infeasible:
-        return _bound(problem, float("inf"), (moment,), (), started)
-    answer = cutter.solve(Limits(seconds=deadline - time.perf_counter(), work=_WORK * effort, gap=_GAP))
-    hint = cutter.hint(answer)
-    return _bound(problem, max(relaxed.bound, answer.bound), (moment,), (hint,) if hint else (), started)
+    refiner = Refiner(problem)
+    for stage in range(max(1, round(2 * effort))):
+        refiner.advance(Limits(seconds=deadline - time.perf_counter(), work=_WORK * effort, gap=_GAP))
+        progress(f"bound: {refiner.proof.bound:.2%} with {stage + 1} moments")
+        if refiner.done or time.perf_counter() > deadline:
+            break
+    return _bound(problem, refiner.proof, started)
 
 
-def _bound(
-    problem: Problem, overhead: float, moments: tuple[OpId, ...], hints: tuple[Hint, ...], started: float
-) -> Bound:
+def certificate(problem: Problem, overhead: float, moments: tuple[OpId, ...]) -> str:
+    """Return what is proved and for which schedules, for people."""
     infeasible = overhead == float("inf")
     what = (
         "no schedule fits the budget" if infeasible else f"no schedule that fits has less than {overhead:.2%} overhead"
     )
     where = ", ".join(problem.graph.ops[op].name for op in moments)
-    certificate = (
+    text = (
         f"Within {problem.budget_bytes} bytes, {what}. This covers every schedule in which ops first run in the given "
         f"order, each in its own phase, and run again any number of times anywhere, at the given costs "
         f"({problem.costs.source})."
     )
-    if where:
-        certificate += f" Proved by what is alive at the first run of {where}."
-    return Bound(overhead, infeasible, moments, certificate, hints, time.perf_counter() - started)
+    return f"{text} Proved by what is alive at the first run of {where}." if where else text
+
+
+def _bound(problem: Problem, proof: Proof, started: float) -> Bound:
+    return Bound(
+        proof.bound,
+        proof.bound == float("inf"),
+        proof.moments,
+        certificate(problem, proof.bound, proof.moments),
+        (proof.hint,) if proof.hint else (),
+        time.perf_counter() - started,
+    )

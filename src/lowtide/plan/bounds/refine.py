@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +15,11 @@ from lowtide.plan.bounds.timeline import Timeline
 from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
 
-
 # How many candidates for moments each of both measures gives, and their least distance.
 _CANDIDATES = 8
 _DISTANCE = 4
-# How many candidates are left after each stage.
-_NARROW = (8, 6, 5, 4, 4, 4, 4, 4)
+# How many candidates are looked at again in the second stage and in later ones: programs get harder with each moment.
+_NARROW = (6, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,49 +37,57 @@ class Proof:
     hint: Hint | None = None
 
 
-def refinements(problem: Problem, limits: Limits, *, stages: int) -> Iterator[Proof]:
-    """Yield ever stronger proofs, one for each set of moments tried.
+class Refiner:
+    """Ever stronger proofs for one problem, whose budget is below the peak of plain training: a moment more each time.
 
-    Args:
-        problem: The problem; its budget is below the peak of plain training.
-        limits: Limits of each stage but for the time, which all stages share.
-        stages: How many moments to use at most.
+    Attributes:
+        proof: The best proof so far.
+        done: Whether another stage would bring nothing.
     """
-    deadline = time.perf_counter() + limits.seconds
-    timeline = Timeline.of(problem)
-    promising = _candidates(problem, timeline)
-    proof = Proof(0.0, ())
-    for stage in range(stages):
+
+    def __init__(self, problem: Problem) -> None:
+        self.proof = Proof(0.0, ())
+        self.done = False
+        self._problem = problem
+        self._timeline = Timeline.of(problem)
+        self._promising = _candidates(problem, self._timeline)
+
+    def advance(self, limits: Limits) -> Proof:
+        """Add the moment that seems best, and return the best proof; the time of `limits` is for all of it."""
+        deadline = time.perf_counter() + limits.seconds
+        overflow = None if self.proof.hint is None else _overflow(self._problem, self.proof.hint)
         relaxed: dict[OpId, tuple[float, Cutter]] = {}
-        overflow = None if proof.hint is None else _overflow(problem, proof.hint)
-        for candidate in dict.fromkeys([*([] if overflow is None else [overflow]), *promising]):
+        for candidate in dict.fromkeys([*([] if overflow is None else [overflow]), *self._promising]):
             if relaxed and time.perf_counter() > deadline:
                 break
-            cutter = Cutter(Window(timeline, (*proof.moments, candidate)))
-            answer = cutter.relax(seconds=deadline - time.perf_counter())
+            cutter = Cutter(Window(self._timeline, (*self.proof.moments, candidate)))
+            answer = cutter.relax(seconds=max(0.1, deadline - time.perf_counter()))
             if answer.bound >= limits.enough:
-                yield Proof(answer.bound, cutter.window.moments)
-                return
+                return self._settle([Proof(answer.bound, cutter.window.moments)], limits)
             relaxed[candidate] = answer.bound, cutter
         order = sorted(relaxed, key=lambda candidate: -relaxed[candidate][0])
         chosen = dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])])
         found: list[Proof] = []
         for candidate in chosen:
-            left = deadline - time.perf_counter()
-            share = left / (len(chosen) - len(found)) / (1 if stage == stages - 1 else 3)
-            cutter = relaxed[candidate][1]
-            answer = cutter.solve(Limits(share, limits.work, limits.gap, limits.enough))
-            bound = max(answer.bound, relaxed[candidate][0], proof.bound)
-            found.append(Proof(bound, cutter.window.moments, cutter.hint(answer)))
-            if bound >= limits.enough:
+            left = max(0.1, deadline - time.perf_counter()) / (len(chosen) - len(found))
+            value, cutter = relaxed[candidate]
+            answer = cutter.solve(Limits(left, limits.work, limits.gap, limits.enough))
+            found.append(Proof(max(answer.bound, value), cutter.window.moments, cutter.hint(answer)))
+            if found[-1].bound >= limits.enough:
                 break
+        self._promising = [candidate for candidate in order if candidate not in chosen][
+            : _NARROW[bool(self.proof.moments)]
+        ]
+        return self._settle(found, limits)
+
+    def _settle(self, found: list[Proof], limits: Limits) -> Proof:
         if not found:
-            return
-        proof = max(found, key=lambda each: each.bound)
-        yield proof
-        if proof.bound >= limits.enough or time.perf_counter() > deadline:
-            return
-        promising = [candidate for candidate in order if candidate not in proof.moments][: _NARROW[stage]]
+            self.done = True
+            return self.proof
+        best = max(found, key=lambda proof: proof.bound)
+        self.proof = Proof(max(best.bound, self.proof.bound), best.moments, best.hint)
+        self.done = self.proof.bound >= limits.enough or self.proof.bound == float("inf")
+        return self.proof
 
 
 def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 
@@ -42,15 +43,18 @@ class Dice:
         return [run for run in repeats if few.random() < share] or [few.choice(repeats)]
 
 
-def improve(timeline: Timeline, limit: int, *, dice: Dice, work: int, patience: float = 10.0) -> Schedule:
+def improve(
+    timeline: Timeline, limit: int, *, dice: Dice, work: int, patience: float = 10.0, until: float = float("inf")
+) -> Schedule:
     """Return a schedule within `limit` that is no slower than `timeline`, which must be within it, and changes.
 
-    It ends after about `work` units of work, or when many rounds have brought nothing: `patience` per repeated run.
+    It ends after about `work` units of work, or when many rounds have brought nothing: `patience` per repeated run,
+    or when the clock shows `until`.
     """
     best, best_seconds, idle = timeline.schedule(), timeline.seconds, 0
-    until = timeline.work + work
+    most = timeline.work + work
     timeline.commit()
-    while timeline.work < until:
+    while timeline.work < most and time.perf_counter() < until:
         repeats = timeline.repeats()
         if not repeats or idle > 6 * patience + patience * len(repeats):
             break

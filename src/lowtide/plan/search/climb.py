@@ -1,0 +1,105 @@
+"""The best schedule so far, and a search that takes it further in as many calls as one likes."""
+
+from __future__ import annotations
+
+from lowtide.plan.problem import Problem
+from lowtide.plan.search.descend import tidy
+from lowtide.plan.search.facts import Facts
+from lowtide.plan.search.repair import Dice, improve, lower
+from lowtide.plan.search.timeline import Timeline, timeline_of
+from lowtide.schedule.simulate import Trace
+from lowtide.schedule.steps import Schedule
+
+
+class Climb:
+    """A search for the fastest schedule within a problem's budget, or the one of least peak while none is.
+
+    Attributes:
+        schedule: The best schedule so far.
+    """
+
+    def __init__(self, problem: Problem, *, seed: int) -> None:
+        self._problem = problem
+        self._facts: Facts | None = None
+        self._seed = seed
+        self._calls = 0
+        self.schedule = Schedule.keep_all(problem.graph)
+        self._trace: Trace = problem.baseline
+        self._start: Schedule = self.schedule
+        self._start_key = self._key(self._trace)
+        self._latest: Schedule = self.schedule
+
+    @property
+    def fits(self) -> bool:
+        """Whether the best schedule is within the budget."""
+        return self._problem.fits(self._trace)
+
+    @property
+    def overhead(self) -> float:
+        """Overhead of the best schedule."""
+        return self._problem.overhead(self._trace)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of the best schedule."""
+        return self._trace.peak_bytes
+
+    def offer(self, schedule: Schedule) -> None:
+        """Take `schedule`, a legal one, if it is better than the best so far.
+
+        If nothing fits in the end, the search for less memory begins at the schedule that was offered last; if that
+        does not depend on the budget, a least peak found once is found again when it is the budget.
+        """
+        trace = self._take(schedule)
+        self._latest = schedule
+        # The search can only go on from schedules whose first runs are in the given order.
+        if self._key(trace) < self._start_key and self._timeline(schedule) is not None:
+            self._start, self._start_key = schedule, self._key(trace)
+
+    def improve(self, work: int, *, anew: bool = False, until: float = float("inf")) -> None:
+        """Search on for about `work` units of work, until the clock shows `until` at most.
+
+        Args:
+            work: Effort, about in microseconds but counted in steps.
+            anew: Begin at the best schedule that was offered, not at the best one found since.
+            until: A time of `time.perf_counter`.
+        """
+        self._calls += 1
+        dice = Dice(1_000_003 * self._seed + self._calls)
+        limit = self._problem.budget_bytes
+        if not self.fits:
+            self._reach(limit, dice, work)
+            return
+        timeline = None if anew else self._timeline(self.schedule)
+        timeline = timeline or self._timeline(self._start)
+        if timeline is not None:
+            self._take(improve(timeline, limit, dice=dice, work=work, until=until))
+
+    def _reach(self, limit: int, dice: Dice, work: int) -> None:
+        """Look for a schedule within `limit`; but for where it ends, the way there does not depend on it."""
+        timeline = self._timeline(self._latest)
+        if timeline is None:
+            return
+        lower(timeline, enough=limit, dice=dice, work=work)
+        self._latest = timeline.schedule()
+        self._take(self._latest)
+        if self.fits:
+            tidy(timeline, limit)
+            self._start = timeline.schedule()
+            self._take(self._start)
+
+    def _take(self, schedule: Schedule) -> Trace:
+        trace = self._problem.price(schedule)
+        if self._key(trace) < self._key(self._trace):
+            self.schedule, self._trace = schedule, trace
+        return trace
+
+    def _timeline(self, schedule: Schedule) -> Timeline | None:
+        if self._facts is None:
+            self._facts = Facts(self._problem.graph, self._problem.costs)
+        return timeline_of(self._facts, schedule)
+
+    def _key(self, trace: Trace) -> tuple[bool, float, float]:
+        if self._problem.fits(trace):
+            return False, trace.seconds, trace.peak_bytes
+        return True, trace.peak_bytes, trace.seconds
