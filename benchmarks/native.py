@@ -329,8 +329,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             row["violations"] = violations(row)
             rows.append(row)
             print("  ".join(show(row) for show in COLUMNS.values()), flush=True)
+        written = write_results("native", rows=rows, markdown=page(rows), directory=options.out)
     print("\n".join(figures(rows)))
-    for path in write_results("native", rows=rows, markdown=page(rows), directory=options.out):
+    for path in written:
         print(f"Wrote {path}")
     return 1 if any(row["violations"] or "error" in row for row in rows) else 0
 

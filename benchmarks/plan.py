@@ -73,6 +73,7 @@ class Table:
 def run(options: argparse.Namespace, kept: Sequence[Row]) -> list[Row]:
     """Return the rows of all models, with those of `kept` that are about the same problems and are not run again."""
     done = Table(options.planners, options.budgets, options.limit, [])
+    others = [row for row in kept if row["model"] not in options.only]
     for name in options.only:
         found = problem_of(name, folder=options.problems, fresh=options.fresh)
         if isinstance(found, dict):
@@ -83,8 +84,14 @@ def run(options: argparse.Namespace, kept: Sequence[Row]) -> list[Row]:
             done.rows.append(row)
             print(describe(row), flush=True)
         done.rows += [row for row in kept if row["model"] == name and row.get("problem") == found[1]]
-    done.rows += [row for row in kept if row["model"] not in options.only]
-    return unique(done.rows)
+        save(unique([*done.rows, *others]), options.out)
+    return unique([*done.rows, *others])
+
+
+def save(rows: Sequence[Row], out: Path) -> list[Path]:
+    """Write table, data and picture, and return their paths; done after every model, for the whole takes hours."""
+    written = write_results("plan", rows=rows, markdown=page(rows), directory=out)
+    return [*written, draw(rows, out / "plan.svg")]
 
 
 def unique(rows: Sequence[Row]) -> list[Row]:
@@ -220,9 +227,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = run(options, kept)
     found = checks(rows)
     print("\n".join(str(check) for check in found))
-    for path in write_results("plan", rows=rows, markdown=page(rows), directory=options.out):
+    for path in save(rows, options.out):
         print(f"Wrote {path}")
-    print(f"Wrote {draw(rows, options.out / 'plan.svg')}")
     return 1 if failed(found) or any("error" in row for row in rows) else 0
 
 
