@@ -33,9 +33,9 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
         axis.set_axis_off()
     handles, labels = panels[0].get_legend_handles_labels() if models else ([], [])
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
-    figure.supylabel("extra time of a step")
-    figure.supxlabel("budget, share of the unplanned peak")
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=8)
+    figure.supylabel("extra time of a step", fontsize=9)
+    figure.supxlabel("budget, share of the unplanned peak", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
