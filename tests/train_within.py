@@ -48,7 +48,9 @@ def train(name: str, batch: int, optimizer: str, path: str) -> None:
     model = lowtide.wrap(make_model(), plan=path)
     updates = OPTIMIZERS[optimizer](model.parameters())
     for _ in range(3):
-        output = loss_of(model(*make_batch(batch)))
+        # As in any training loop, the batch is there until the next one.
+        args = make_batch(batch)
+        output = loss_of(model(*args))
         (output if output.dim() == 0 else output.sum()).backward()
         updates.step()
         updates.zero_grad()
