@@ -151,12 +151,14 @@ def violations(rows: Sequence[Row]) -> list[str]:
 def draw(rows: Sequence[Row], path: Path) -> Path:
     """Write the picture to `path` and return it."""
     figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for planner in dict.fromkeys(row["planner"] for row in rows):
-        mine = [row for row in rows if row["planner"] == planner and row["graph"] == "made" and "overhead" in row]
-        best = planner == BEST
-        style = {"color": "#0b6e99", "linewidth": 2.2, "zorder": 3} if best else {"linewidth": 1.0, "alpha": 0.8}
-        points = [row["ops"] for row in mine], [row["planning_seconds"] for row in mine]
-        axis.plot(*points, "o-", markersize=3.5, label=planner, **style)
+    for index, planner in enumerate(dict.fromkeys(row["planner"] for row in rows)):
+        style = {"color": "#0b6e99", "linewidth": 2.2, "zorder": 3} if planner == BEST else {"color": f"C{index % 10}"}
+        for kind, look in (("made", "o-"), ("gpt", "x")):
+            mine = [row for row in rows if (row["planner"], row["graph"]) == (planner, kind) and "overhead" in row]
+            if mine:
+                points = [row["ops"] for row in mine], [row["planning_seconds"] for row in mine]
+                label = planner if kind == "made" else f"{planner}, GPT"
+                axis.plot(*points, look, markersize=3.5, label=label, **style)
     axis.set(xscale="log", yscale="log", xlabel="ops", ylabel="planning seconds")
     axis.grid(color="0.92")
     axis.legend(fontsize=7, ncols=2)
