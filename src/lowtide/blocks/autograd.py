@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, _engine_run_backward, saved_tensors_hooks
 
 from lowtide.blocks.spec import storage_key
 
 Gradients = list[Tensor | None]
+# What makes results of `_Begin` need a gradient; never differentiated.
+_ANCHOR = torch.empty(0, requires_grad=True)
 
 
 class _Begin(torch.autograd.Function):
@@ -73,8 +75,7 @@ def begin(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[GradientE
     """Return tensors with the data of `tensors` at which a graph begins, and where their gradients will arrive."""
     if not tensors:
         return (), []
-    anchor = torch.empty(0, requires_grad=True)
-    started = _Begin.apply(anchor, *tensors)
+    started = _Begin.apply(_ANCHOR, *tensors)
     node = started[0].grad_fn
     return started, [GradientEdge(node, index) for index in range(len(started))]
 
@@ -140,5 +141,13 @@ def differentiate(
         return [None] * (len(kept.edges) + len(parameters))
     kept.box.append(gradients.copy())
     gradients.clear()
-    inputs = (*kept.edges, *parameters)
-    return torch.autograd.grad(kept.start, inputs, torch.zeros_like(kept.start), retain_graph=retain, allow_unused=True)
+    # As torch.autograd.grad does it, without checking once more what is known: it is called for every block.
+    return _engine_run_backward(
+        (kept.start,),
+        (kept.start.detach(),),
+        retain,
+        False,
+        (*kept.edges, *parameters),
+        True,
+        accumulate_grad=False,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from lowtide.blocks.spec import Block, State, as_state
 from lowtide.errors import InvalidModelError
 
 Extras = tuple[tuple[Any, ...], ...]
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +158,7 @@ class Position:
         If it is to be `apart`, the way back does not hold the state; it must be supplied again in backward.
         """
         supply: list[Tensor] = []
-        with torch.enable_grad(), kept_apart(state, supply) if apart else nullcontext():
+        with torch.enable_grad(), kept_apart(state, supply) if apart else _NOTHING:
             entered, edges, aliases = self.enter(state, arguments)
             results = self.call(entered, arguments, aliases)
             del entered
@@ -229,8 +230,10 @@ class Position:
             needs + index for index in self.shared_leaves
         ]
 
-    def again(self, stash: Sequence[Tensor]) -> ExitStack:
+    def again(self, stash: Sequence[Tensor]) -> AbstractContextManager[Any]:
         """Return a context for running it again: statistics are not updated, and `stash` stands in for buffers."""
+        if not self.norms and not self.changing:
+            return _NOTHING
         stack = ExitStack()
         norms = [module for module in self.norms if module.training and module.track_running_stats]
         if norms:

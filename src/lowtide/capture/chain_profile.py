@@ -267,9 +267,9 @@ def _measure_run(position: Position, figures: Figures, state: State, arguments: 
 class _Trial:
     """One forward and backward of a position, in phases."""
 
-    def __init__(self, position: Position, state: State, arguments: Arguments, *, seeded: bool) -> None:
-        self._position, self._state, self._arguments, self._seeded = position, state, arguments, seeded
-        self._sums: list[Tensor | None] = []
+    def __init__(self, position: Position, state: State, arguments: Arguments) -> None:
+        self._position, self._state, self._arguments = position, state, arguments
+        self._sums: list[Tensor | None] = [None] * position.shared
         self._results: State = ()
         self._gradients: list[Tensor | None] = []
         self._kept: Any = None
@@ -278,12 +278,12 @@ class _Trial:
         self._from_outside = range(0 if position.final else position.results - emitted, position.results)
         self.found: Any = None
 
-    def prepare(self) -> None:
-        """Make the sums of gradients that other positions have begun."""
-        position = self._position
-        shared = [position.parameters[index] for index in position.shared_parameters]
-        shared += [self._arguments.leaves[position.leaves[index]] for index in position.shared_leaves]
-        self._sums = [torch.zeros_like(tensor) if self._seeded else None for tensor in shared]
+    def adopt(self) -> None:
+        """Go on with the gradients of what is shared, as if another position had begun them."""
+        _, of_leaves, of_parameters = self.found
+        self.found = None
+        self._sums = [of_parameters[index] for index in self._position.shared_parameters]
+        self._sums += [of_leaves[index] for index in self._position.shared_leaves]
 
     def forward(self) -> None:
         """Run it and keep the way back."""
@@ -323,24 +323,13 @@ class _Trial:
 def _measure_training(position: Position, figures: Figures, state: State, arguments: Arguments) -> Figures:
     """Return `figures` with bytes and seconds of a forward and a backward."""
     device = state[0].device
-    rehearsal = _Trial(position, state, arguments, seeded=False)
-    rehearsal.prepare()
+    rehearsal = _Trial(position, state, arguments)
     rehearsal.forward()
     emitted = rehearsal.outside()
     del rehearsal
-
-    def levels_of(seeded: bool) -> tuple[_Trial, list[tuple[int, int]]]:
-        trial = _Trial(position, state, arguments, seeded=seeded)
-        phases = [
-            trial.prepare,
-            trial.forward,
-            trial.turn,
-            lambda: (trial.add(emitted), trial.forget()),
-            trial.backward,
-        ]
-        return trial, run_phases(phases, device)
-
-    trial, (_, forward, _, ready, backward) = levels_of(seeded=False)
+    trial = _Trial(position, state, arguments)
+    once = [trial.forward, trial.turn, lambda: (trial.add(emitted), trial.forget()), trial.backward]
+    forward, _, ready, backward = run_phases(once, device)
     of_state, of_leaves, of_parameters = trial.found
     results = sum(figures.result_bytes)
     figures = replace(
@@ -355,10 +344,13 @@ def _measure_training(position: Position, figures: Figures, state: State, argume
         parameter_bytes=tuple(map(_gradient_bytes, of_parameters)),
         leaf_bytes=tuple(map(_gradient_bytes, of_leaves)),
     )
-    del trial, of_state, of_leaves, of_parameters
+    del trial, once, of_state, of_leaves, of_parameters
     if position.shared:
-        _, (_, _, _, ready, backward) = levels_of(seeded=True)
+        trial = _Trial(position, state, arguments)
+        once = [trial.forward, trial.turn, lambda: (trial.add(emitted), trial.forget()), trial.backward]
+        *_, ready, backward = run_phases([*once, trial.adopt, *once], device)
         figures = replace(figures, adding_workspace_bytes=max(backward[0] - ready[1], 0))
+        del trial, once
     seconds, backward_seconds = _training_seconds(position, state, arguments, emitted)
     return replace(figures, seconds=seconds, backward_seconds=backward_seconds)
 
@@ -373,9 +365,10 @@ def _training_seconds(
     """Return the least times of a forward and of a backward."""
     device = state[0].device
     forward, backward = [], []
+    trial = _Trial(position, state, arguments)
     while len(forward) < _FEW_RUNS or (len(forward) < _MANY_RUNS and sum(forward) + sum(backward) < _ENOUGH_SECONDS):
-        trial = _Trial(position, state, arguments, seeded=bool(position.shared))
-        trial.prepare()
+        if forward:
+            trial.adopt()
         forward.append(_seconds(trial.forward, device))
         trial.turn()
         trial.add(emitted)
@@ -392,8 +385,10 @@ def _least_seconds(run: Callable[[], Any], device: torch.device) -> float:
 
 
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:
+    """Return the time of `run()`; on the CPU that of this thread, which does not count what others do meanwhile."""
+    clock = time.thread_time if device.type == "cpu" else time.perf_counter
     devices.synchronize(device)
-    start = time.perf_counter()
+    start = clock()
     run()
     devices.synchronize(device)
-    return time.perf_counter() - start
+    return clock() - start

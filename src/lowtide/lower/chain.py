@@ -203,7 +203,7 @@ class Tape:
             places = _places(position)
             present = take_random(places)
             put_random(places, self.random[step.position])
-        before = position.versions()
+        before = position.versions() if position.constant else ()
         try:
             with position.again(self.stashes.get(step.position, ())):
                 results = self._plain_run(step, position, state)

@@ -110,6 +110,10 @@ class PlannedBlocks:
         outputs = program.run(state, arguments, autocast)
         return self._shaped(outputs, sum(own for _, own in program.emitted))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PlannedBlocks:
+        """Return the same for copies of the blocks, without plans."""
+        return PlannedBlocks(self._names, copy.deepcopy(list(self._blocks), memo), self.settings, emits=self.emits)
+
     def _arguments(self, state: tuple[Any, ...], extras: Iterable[Any] | None, keywords: dict[str, Any]) -> Arguments:
         for number, tensor in enumerate(state):
             if not isinstance(tensor, Tensor):

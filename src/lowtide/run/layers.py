@@ -27,6 +27,8 @@ _MARK = "_lowtide_chained"
 
 def chain_layers(model: nn.Module, settings: Settings, names: Sequence[str]) -> list[str]:
     """Chain the layers of `model` that `names` name, or those it finds, in place; return their names."""
+    if getattr(model, _MARK, None):
+        raise InvalidModelError("The layers of this model are chained already; call lowtide.unwrap(model) first.")
     found = [_container(model, name) for name in names] if names else _repeated(model)
     if not found:
         raise InvalidModelError(
@@ -38,8 +40,6 @@ def chain_layers(model: nn.Module, settings: Settings, names: Sequence[str]) -> 
             f"{type(model).__name__} has {len(found)} lists of layers ({', '.join(name for name, _ in found)}), and a "
             'budget in bytes is for one chain. Name one of them, or give a share such as budget="50%".'
         )
-    if getattr(model, _MARK, None):
-        raise InvalidModelError("The layers of this model are chained already; call lowtide.unwrap(model) first.")
     undo = []
     for name, container in found:
         parent = model.get_submodule(name.rpartition(".")[0])

@@ -37,8 +37,10 @@ class Unrolled(nn.Module):
             raise InvalidOptionError(f"chunk={chunk!r} is not a number of time steps of at least 1.")
         if not (output is None or output == "first" or callable(output)):
             raise InvalidOptionError(f'output={output!r} is not "first", None or a function of the state.')
-        self._time = _Time(step, output)
-        self.step = self._time.step
+        time = _Time(step, output)
+        # The cells are a part of this module under one name only.
+        self.__dict__["_time"] = time
+        self.step = time.step
         self._settings, self._chunk, self._batch_first = settings, chunk, batch_first
         self._chains: dict[int, PlannedBlocks] = {}
 
