@@ -180,7 +180,7 @@ def test_a_definition_can_be_missed():
 
 
 @pytest.mark.parametrize("heuristic", HEURISTICS)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(max_ops=7))
 def test_schedules_are_legal_and_keep_first_runs_in_order(heuristic, problem):
     for threshold in (1, problem.budget_bytes, problem.baseline.peak_bytes):
@@ -190,7 +190,7 @@ def test_schedules_are_legal_and_keep_first_runs_in_order(heuristic, problem):
 
 
 @pytest.mark.parametrize("heuristic", HEURISTICS)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(max_ops=6))
 def test_never_better_than_brute_force(heuristic, problem):
     best = BruteForce().propose(problem)
@@ -202,7 +202,7 @@ def test_never_better_than_brute_force(heuristic, problem):
 
 
 @pytest.mark.parametrize("heuristic", HEURISTICS)
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems(max_ops=7, marks=False))
 def test_nothing_is_evicted_while_all_fits(heuristic, problem):
     schedule = run_online(problem, problem.baseline.peak_bytes, heuristic=heuristic)
