@@ -7,15 +7,20 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from common import Row
 from lowtide.errors import LowtideError, PlannerRefusedError
+from lowtide.plan import registry
+from lowtide.plan.auto import Auto
 from lowtide.plan.problem import Problem
 from lowtide.plan.solve import solve
+from lowtide.schedule.steps import Schedule
 
+# Under this key a row carries its schedule; it must be taken out before the row is written.
+SCHEDULE = "schedule"
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -113,16 +118,20 @@ def _stop(each: _Running) -> None:
     each.answer.close()
 
 
-def planned(problem: Problem, planner: str) -> Row:
-    """Return what `planner` makes of `problem`."""
+def planned(problem: Problem, planner: str, starts: tuple[Schedule, ...] | None = None) -> Row:
+    """Return what `planner` makes of `problem`; given `starts`, `auto` uses them and adds its schedule."""
     started = time.perf_counter()
+    asked = registry.get(planner)
+    if isinstance(asked, Auto) and starts is not None:
+        asked = replace(asked, starts=starts)
     try:
-        plan = solve(problem, planner, throw=False)
+        plan = solve(problem, asked, throw=False)
     except PlannerRefusedError as error:
         return {"refused": str(error)}
     except LowtideError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {
+        **({SCHEDULE: plan.schedule} if starts is not None else {}),
         "fits": plan.peak_bytes <= problem.budget_bytes,
         "overhead": plan.overhead,
         "peak_bytes": plan.peak_bytes,

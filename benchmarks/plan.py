@@ -4,7 +4,8 @@ Each model is captured once, with measured costs, and kept in out/problems. Ever
 40, 30, 25 and 20 % of the unplanned peak, in a process of its own with a time limit. Overheads and peaks are the
 simulator's; the bound is proved for the graph, its costs and its order of first computations, and the gap is what the
 overhead exceeds it by. A planner other than `auto` that runs out of time at one budget of a model is not tried at the
-others of that model; these count as out of time as well.
+others of that model; these count as out of time as well. Budgets are planned from the least on, and `auto` is given its
+schedule for the budget before.
 
     python benchmarks/plan.py --only gpt unet --planners auto greedy --budgets 65 40 --keep
 """
@@ -15,16 +16,17 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import zoo
 from checks import BEST, checks, failed
 from common import RESULTS, Row, describe_machine, mib, number, table, text, write_results
-from limits import Job, planned, run_jobs
+from limits import SCHEDULE, Job, planned, run_jobs
 from lowtide.plan import registry
 from lowtide.plan.problem import Problem
+from lowtide.schedule.steps import Schedule
 from plan_picture import draw
 from problems import FOLDER, problem_of
 
@@ -41,18 +43,29 @@ class Table:
     budgets: Sequence[int]
     limit_seconds: float
     rows: list[Row]
+    known: dict[str, Schedule] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        """Add a row that has ended, and remember the schedule if it fits."""
+        schedule = row.pop(SCHEDULE, None)
+        if schedule is not None and row["fits"]:
+            self.known[row["model"]] = schedule
+        self.rows.append(row)
 
     def jobs(self, name: str, problem: Problem, digest: str) -> Iterator[Job]:
         """Yield the jobs of one model; planners that have run out of time are not tried again."""
         peak = problem.budget_bytes
         for planner in self.planners:
-            for percent in self.budgets:
+            # Least budget first: what fits a budget fits a larger one, and auto is told of it.
+            for percent in sorted(self.budgets):
                 key = self.key(name, planner, percent, problem, digest)
                 if planner != BEST and self._was_out_of_time(name, planner):
                     self.rows.append({**key, "out_of_time": self.limit_seconds, "tried": False})
                     continue
                 asked = Problem(problem.graph, problem.costs, peak * percent // 100)
-                yield Job(key, partial(planned, asked, planner), self.limit_seconds)
+                known = (self.known[name],) if name in self.known else ()
+                starts = known if planner == BEST else None
+                yield Job(key, partial(planned, asked, planner, starts), self.limit_seconds)
 
     def key(self, name: str, planner: str, percent: int, problem: Problem, digest: str) -> Row:
         """Return what identifies a row, and what it is about."""
@@ -81,7 +94,7 @@ def run(options: argparse.Namespace, kept: Sequence[Row]) -> list[Row]:
             print(f"{name:<22} {found.get('skipped') or found['error']}", flush=True)
             continue
         for row in run_jobs(done.jobs(name, *found), parallel=options.jobs):
-            done.rows.append(row)
+            done.add(row)
             print(describe(row), flush=True)
         done.rows += [row for row in kept if row["model"] == name and row.get("problem") == found[1]]
         save(unique([*done.rows, *others]), options.out)

@@ -126,7 +126,7 @@ def violations(row: Row) -> list[str]:
     if "fits" not in row:
         return [note(row)]
     found = []
-    proved = row["outcome"] == "INFEASIBLE" or row.get("bound") == float("inf")
+    proved = row["outcome"] == "IMPOSSIBLE"
     if not row["fits"] and not (row["rival"] is None and proved):
         found.append("no schedule fits and none is proved not to exist")
     if row["fits"] and row["rival"] is not None and 100 * row["overhead"] > row["rival"] + ROUNDING:

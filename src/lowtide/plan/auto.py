@@ -6,8 +6,8 @@ than a planner of its list.
 
 1. Every planner of the list that serves the problem proposes a schedule.
 2. In rounds, the search takes the best schedule further by taking parts out and mending them another way, while the
-   proof looks at one more moment of the step on another core. Some rounds begin anew from the first schedule with
-   other random numbers, for a search can be caught.
+   proof looks at one more moment of the step on another core. Some rounds begin anew at plain training and go down to
+   the budget in strides, for a search can be caught.
 3. It ends when the overhead is within `gap` of the proved bound, after the rounds that `effort` allows, or when the
    time is up.
 
@@ -36,7 +36,7 @@ from lowtide.schedule.verify import verify
 # Overheads this close count as equal: the proof rounds each op's cost down to a millionth of the step.
 _EQUAL = 1e-5
 # Work of the search in each round, in about microseconds, and of the proof, in about seconds.
-_ROUNDS = ((500_000, 1.5), (1_000_000, 2.0), (1_500_000, 3.0))
+_ROUNDS = ((500_000, 1.5), (2_000_000, 2.0), (1_500_000, 3.0))
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000

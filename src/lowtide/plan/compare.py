@@ -12,12 +12,14 @@ from lowtide.errors import InvalidBudgetError, InvalidOptionError, PlanFileError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
 from lowtide.plan import registry
+from lowtide.plan.auto import Auto
 from lowtide.plan.base import AbstractPlanner, Progress, silent
 from lowtide.plan.files import replace_text
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Outcome
 from lowtide.plan.solve import solve
 from lowtide.plan.table import text_table
+from lowtide.schedule.steps import Schedule
 from lowtide.units import Budget, format_bytes, format_seconds, parse_budget
 
 FORMAT = "lowtide-comparison"
@@ -183,18 +185,23 @@ def compare_planners(
     limits = _checked_budgets(budgets)
     asked = _named_planners(registry.names() if planners is None else planners, everything=planners is None)
     baseline = Problem(graph, costs, 1).baseline
-    rows: list[ComparisonRow] = []
-    for limit in limits:
-        problem = Problem(graph, costs, max(1, limit.resolve(baseline.peak_bytes)))
+    problems = [Problem(graph, costs, max(1, limit.resolve(baseline.peak_bytes))) for limit in limits]
+    rows: dict[int, list[ComparisonRow]] = {}
+    # Least budget first: what fits a budget fits a larger one, so that more memory is never slower.
+    for index in sorted(range(len(limits)), key=lambda index: problems[index].budget_bytes):
         found: list[ComparisonRow] = []
-        for name, planner in asked.items():
-            progress(f"{name} at {limit}, {len(rows) + len(found) + 1} of {len(limits) * len(asked)}")
-            found.append(_row(problem, str(limit), name, planner, progress))
+        for name, planner in list(asked.items()):
+            number = len(rows) * len(asked) + len(found) + 1
+            progress(f"{name} at {limits[index]}, {number} of {len(limits) * len(asked)}")
+            row, schedule = _row(problems[index], str(limits[index]), name, planner, progress)
+            found.append(row)
+            if isinstance(planner, Auto) and row.fits and schedule is not None:
+                asked[name] = replace(planner, starts=(schedule,))
         # What one planner proved about a budget holds for all of them.
         bound = max((row.bound for row in found if row.bound is not None), default=None)
-        rows += [replace(row, bound=bound) for row in found]
+        rows[index] = [replace(row, bound=bound) for row in found]
     return Comparison(
-        rows=tuple(rows),
+        rows=tuple(row for index in range(len(limits)) for row in rows[index]),
         baseline_peak_bytes=baseline.peak_bytes,
         baseline_seconds=baseline.seconds,
         num_ops=len(graph.ops),
@@ -209,13 +216,15 @@ def check_comparison(budgets: Sequence[int | str], planners: Sequence[str | Abst
     _named_planners(registry.names() if planners is None else planners, everything=planners is None)
 
 
-def _row(problem: Problem, budget: str, name: str, planner: AbstractPlanner, progress: Progress) -> ComparisonRow:
+def _row(
+    problem: Problem, budget: str, name: str, planner: AbstractPlanner, progress: Progress
+) -> tuple[ComparisonRow, Schedule | None]:
     try:
         plan = solve(problem, planner, progress, throw=False)
     except PlannerRefusedError:
         reason = planner.supports(problem) or ""
-        return ComparisonRow(name, budget, problem.budget_bytes, REFUSED, None, None, None, 0.0, reason)
-    return ComparisonRow(
+        return ComparisonRow(name, budget, problem.budget_bytes, REFUSED, None, None, None, 0.0, reason), None
+    row = ComparisonRow(
         planner=name,
         budget=budget,
         budget_bytes=problem.budget_bytes,
@@ -225,6 +234,7 @@ def _row(problem: Problem, budget: str, name: str, planner: AbstractPlanner, pro
         bound=plan.bound,
         seconds=plan.seconds,
     )
+    return row, plan.schedule
 
 
 def _checked_budgets(budgets: Sequence[int | str]) -> list[Budget]:

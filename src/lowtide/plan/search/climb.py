@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from lowtide.plan.problem import Problem
-from lowtide.plan.search.descend import tidy
+from lowtide.plan.search.descend import descend, tidy
+from lowtide.plan.search.drop import Taste
 from lowtide.plan.search.facts import Facts
 from lowtide.plan.search.repair import Dice, improve, lower
 from lowtide.plan.search.timeline import Timeline, timeline_of
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
+
+# How far one stride goes: the next limit as a share of the one before.
+_STRIDE = 0.8
 
 
 class Climb:
@@ -61,7 +67,7 @@ class Climb:
 
         Args:
             work: Effort, about in microseconds but counted in steps.
-            anew: Begin at the best schedule that was offered, not at the best one found since.
+            anew: Begin again at plain training and go down to the budget in strides, with some search at each.
             until: A time of `time.perf_counter`.
         """
         self._calls += 1
@@ -70,10 +76,29 @@ class Climb:
         if not self.fits:
             self._reach(limit, dice, work)
             return
-        timeline = None if anew else self._timeline(self.schedule)
-        timeline = timeline or self._timeline(self._start)
+        if anew:
+            timeline = self._stride(dice, work // 2, until)
+            work -= work // 2
+        else:
+            timeline = self._timeline(self.schedule) or self._timeline(self._start)
         if timeline is not None:
             self._take(improve(timeline, limit, dice=dice, work=work, until=until))
+
+    def _stride(self, dice: Dice, work: int, until: float) -> Timeline | None:
+        """Return a timeline within the budget, reached by way of larger ones; None if the way ends above it."""
+        timeline = self._timeline(Schedule.keep_all(self._problem.graph))
+        limit, budget = self._problem.baseline.peak_bytes, self._problem.budget_bytes
+        strides = max(1, math.ceil(math.log(limit / budget, 1 / _STRIDE)))
+        while limit > budget and timeline is not None:
+            limit = max(budget, int(limit * _STRIDE))
+            if descend(timeline, limit, Taste()) > limit:
+                timeline.undo()
+                if descend(timeline, limit, Taste(area=False)) > limit:
+                    return None
+            tidy(timeline, limit)
+            schedule = improve(timeline, limit, dice=dice, work=work // strides, until=until)
+            timeline = self._timeline(schedule)
+        return timeline
 
     def _reach(self, limit: int, dice: Dice, work: int) -> None:
         """Look for a schedule within `limit`; but for where it ends, the way there does not depend on it."""

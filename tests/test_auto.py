@@ -1,0 +1,141 @@
+"""`auto` against brute force on tiny graphs, and what it promises about its options."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from lowtide.errors import InvalidOptionError
+from lowtide.graph import samples
+from lowtide.plan import registry
+from lowtide.plan.auto import Auto
+from lowtide.plan.compare import compare_planners
+from lowtide.plan.planners.brute_force import BruteForce
+from lowtide.plan.planners.greedy import Greedy
+from lowtide.plan.planners.keep_all import KeepAll
+from lowtide.plan.problem import Problem
+from lowtide.plan.result import Outcome
+from lowtide.plan.solve import solve
+from lowtide.schedule.steps import Schedule
+from test_bounds import cases, optimum_of
+
+AUTO = registry.get("auto")
+SMALL = Auto(planners={"keep_all": KeepAll(), "greedy": Greedy(effort=0)}, gap=0.0)
+# What overheads of different schedules of these tiny graphs differ by at least is far more.
+EQUAL = 1e-4
+
+
+def wrong_claims(plan, optimum):
+    """Return what `plan` claims that the least overhead there is, None if nothing fits, disproves."""
+    if optimum is None:
+        return ["it fits"] if plan.fits else []
+    found = []
+    if plan.outcome is Outcome.IMPOSSIBLE:
+        found.append("it says that nothing fits")
+    if plan.bound is not None and plan.bound > optimum + 1e-9:
+        found.append(f"the bound {plan.bound} exceeds the optimum {optimum}")
+    if plan.outcome is Outcome.OPTIMAL and abs(plan.overhead - optimum) > EQUAL:
+        found.append(f"{plan.overhead} is not optimal: {optimum} is")
+    return found
+
+
+def test_claims_hold_against_brute_force():
+    optimal = impossible = 0
+    for seed, _, problem in cases(range(5000, 6300)):
+        plan = solve(problem, SMALL, throw=False)
+        assert not wrong_claims(plan, optimum_of(problem)), seed
+        optimal += plan.outcome is Outcome.OPTIMAL
+        impossible += plan.outcome is Outcome.IMPOSSIBLE
+    assert optimal >= 500
+    assert impossible >= 10
+
+
+def test_a_wrong_claim_is_caught():
+    caught = 0
+    for _, _, problem in cases(range(60)):
+        optimum = optimum_of(problem)
+        plan = solve(problem, "keep_all", throw=False)
+        lies = replace(plan, outcome=Outcome.IMPOSSIBLE, bound=1e3)
+        caught += bool(wrong_claims(lies, optimum))
+    assert caught > 10
+
+
+def test_a_tight_gap_finds_the_optimum_of_small_training_graphs():
+    graph, costs = samples.training_chain(3)
+    peak = Problem(graph, costs, 1).baseline.peak_bytes
+    for share in (90, 75, 60):
+        problem = Problem(graph, costs, peak * share // 100)
+        best = problem.price(BruteForce().propose(problem).schedule)
+        plan = solve(problem, replace(AUTO, gap=0.0), throw=False)
+        if problem.fits(best):
+            assert plan.overhead == pytest.approx(problem.overhead(best))
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if name != "brute_force"])
+def test_never_worse_than_another_planner(name):
+    for graph, costs in (samples.unet(4), samples.training_chain(8), samples.skip_chain(14)):
+        peak = Problem(graph, costs, 1).baseline.peak_bytes
+        for share in (80, 55):
+            problem = Problem(graph, costs, peak * share // 100)
+            if registry.get(name).supports(problem) is not None:
+                continue
+            other, ours = solve(problem, name, throw=False), solve(problem, AUTO, throw=False)
+            assert ours.fits or not other.fits
+            if other.fits:
+                assert ours.overhead <= other.overhead + 1e-9
+
+
+def test_the_same_answer_every_time():
+    graph, costs = samples.random_dag(3, n=40)
+    problem = Problem(graph, costs, int(0.6 * Problem(graph, costs, 1).baseline.peak_bytes))
+    first, second = (solve(problem, AUTO, throw=False) for _ in range(2))
+    assert first.schedule == second.schedule
+    assert first.bound == second.bound
+
+
+def test_known_schedules_are_never_lost():
+    graph, costs = samples.unet(4)
+    peak = Problem(graph, costs, 1).baseline.peak_bytes
+    tight = solve(Problem(graph, costs, int(0.55 * peak)), AUTO, throw=False)
+    idle = replace(AUTO, planners={"keep_all": KeepAll()}, effort=0.0, starts=(tight.schedule,))
+    roomy = solve(Problem(graph, costs, int(0.6 * peak)), idle)
+    assert roomy.overhead <= tight.overhead
+
+
+def test_an_illegal_start_is_refused():
+    graph, costs = samples.unet(3)
+    peak = Problem(graph, costs, 1).baseline.peak_bytes
+    with pytest.raises(Exception, match="before"):
+        solve(Problem(graph, costs, peak // 2), replace(AUTO, starts=(Schedule((1,), ()),)))
+
+
+def test_more_memory_is_never_slower_in_a_comparison():
+    graph, costs = samples.random_dag(11, n=30)
+    budgets = ["55%", "90%", "60%", "75%"]
+    rows = [row for row in compare_planners(graph, costs, budgets=budgets, planners=["auto"]).rows if row.fits]
+    assert [row.budget for row in rows] == [budget for budget in budgets if budget in {row.budget for row in rows}]
+    rows.sort(key=lambda row: row.budget_bytes)
+    assert all(more.overhead <= less.overhead + 1e-12 for less, more in pairwise(rows))
+
+
+@pytest.mark.parametrize(
+    "option", [{"effort": -1}, {"gap": -0.1}, {"gap": float("nan")}, {"time_limit": 0}, {"effort": float("inf")}]
+)
+def test_bad_options_are_refused(option):
+    with pytest.raises(InvalidOptionError, match="must be"):
+        replace(AUTO, **option)
+
+
+def test_a_time_limit_ends_the_search():
+    graph, costs = samples.random_dag(3, n=80)
+    problem = Problem(graph, costs, int(0.5 * Problem(graph, costs, 1).baseline.peak_bytes))
+    quick = solve(problem, replace(AUTO, effort=1000.0, gap=0.0, time_limit=0.2), throw=False)
+    assert quick.seconds < 60
+
+
+def test_progress_says_how_it_stands():
+    graph, costs = samples.random_dag(3, n=40)
+    problem = Problem(graph, costs, int(0.6 * Problem(graph, costs, 1).baseline.peak_bytes))
+    lines = []
+    solve(problem, replace(AUTO, gap=0.0), lines.append, throw=False)
+    assert any("best overhead" in line and "bound" in line and "gap" in line or "least peak" in line for line in lines)
