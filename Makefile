@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_SECONDS ?= 1500
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture docs report-pictures browser test test-all lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published curves reproduce clean
+.PHONY: help demo picture docs report-pictures browser test test-all lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published bench-chain curves reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,9 @@ bench-overhead: .venv/.installed-zoo ## predicted overhead against measured step
 
 bench-scaling: .venv/.installed-picture ## planning seconds against graph size, to 50,000 ops
 	$(BIN)/python benchmarks/scaling.py
+
+bench-chain: .venv/.installed-dev ## chains of blocks: LSTM, 1,001 layers, against checkpoint_sequential, cost of a call
+	$(BIN)/python benchmarks/chain.py
 
 bench-published: .venv/.installed-dev ## seven points on published graphs; GRAPHS=folder
 	$(BIN)/python benchmarks/published.py $(if $(GRAPHS),--graphs $(GRAPHS))

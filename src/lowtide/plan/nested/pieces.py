@@ -49,8 +49,8 @@ class Pieces:
 def pieces_of(graph: Graph, costs: Costs, most: int) -> Pieces:
     """Return `graph` as a chain of at most `most` pieces.
 
-    A link whose value backward does not read is merged with the next one if that has no larger value: the next value is
-    as good a checkpoint, and keeping both would be a waste. A chain with still more links is merged further: the links
+    A link whose value backward does not read is merged with the next one if that has no larger value and the link holds
+    little else that backward reads: the next value is as good a checkpoint, and keeping both would be a waste. A chain with still more links is merged further: the links
     are divided into stretches of about equal weight, where the weight of a link is its share of all seconds plus its
     share of all bytes, and each stretch ends at its smallest value.
     """
@@ -77,7 +77,8 @@ def _worthwhile(graph: Graph, links: Sequence[Link]) -> list[Link]:
         following = found[-1]
         assert link.value is not None, "only the last link has no value"
         read = any(not graph.is_forward(reader) for reader in graph.readers[link.value])
-        if read or following.value is None or following.bytes > link.bytes:
+        # A border before much that backward reads is worth its bytes: what is inside need not be there all at once.
+        if read or following.value is None or following.bytes > link.bytes or link.inside_bytes > link.bytes:
             found.append(link)
         else:
             found[-1] = Link(
