@@ -367,6 +367,39 @@ def test_random_state_goes_on_as_in_plain_training() -> None:
     assert torch.equal(*states)
 
 
+def test_random_numbers_that_begin_later() -> None:
+    """A block that drew nothing when it was looked at may draw later."""
+    blocks = [Residual() for _ in range(4)]
+    plain, rate = copy.deepcopy(blocks), 0.0
+
+    def noisy(block: nn.Module) -> Any:
+        return lambda x: F.dropout(block.down(torch.tanh(block.up(x))), rate, rate > 0)
+
+    chained = lowtide.chain([noisy(block) for block in blocks], budget="1TiB", planner=DROP)
+    x = torch.randn(BATCH, DIM)
+    chained(x).sum().backward()
+    assert not any(op.random for op in chained.plans[0].problem.graph.ops)
+    rate = 0.4
+    results = []
+    for call, owner in ((chained, blocks), (nn.Sequential(*map(_Called, map(noisy, plain))), plain)):
+        for parameter in nn.ModuleList(owner).parameters():
+            parameter.grad = None
+        torch.manual_seed(8)
+        y = call(x)
+        y.sum().backward()
+        results.append([y, torch.get_rng_state(), *(block.up.weight.grad for block in owner)])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+class _Called(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
 def test_convolutions() -> None:
     blocks = [
         nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.GELU(), nn.Dropout2d(0.2)) for _ in range(5)

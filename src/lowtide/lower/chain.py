@@ -177,12 +177,20 @@ class Tape:
             del self.states[step.position]
         if step.again:
             return self._run_again(step, position, state)
-        if not step.last:
-            if position.random:
-                self.random[step.position] = take_random(_places(position))
-            if position.changing:
-                self.stashes[step.position] = position.stash()
-        return self._plain_run(step, position, state)
+        if step.last:
+            return self._plain_run(step, position, state)
+        if position.changing:
+            self.stashes[step.position] = position.stash()
+        places = _places(position)
+        if position.random:
+            self.random[step.position] = take_random(places)
+            return self._plain_run(step, position, state)
+        # It drew no random numbers when it was looked at; if it does now, it can still be replayed.
+        before = [state.numpy().tobytes() for state in take_random(places)]
+        results = self._plain_run(step, position, state)
+        if before != [state.numpy().tobytes() for state in take_random(places)]:
+            self.random[step.position] = tuple(torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in before)
+        return results
 
     def _plain_run(self, step: Step, position: Position, state: State) -> State:
         if step.keep:
@@ -198,17 +206,17 @@ class Tape:
 
     def _run_again(self, step: Step, position: Position, state: State) -> State:
         """Run a step anew with the random numbers and buffers of its first run, and without other traces."""
-        places, present = (), ()
-        if position.random:
-            places = _places(position)
+        random = self.random.get(step.position)
+        places, present = _places(position), ()
+        if random is not None:
             present = take_random(places)
-            put_random(places, self.random[step.position])
+            put_random(places, random)
         before = position.versions() if position.constant else ()
         try:
             with position.again(self.stashes.get(step.position, ())):
                 results = self._plain_run(step, position, state)
         finally:
-            if position.random:
+            if random is not None:
                 put_random(places, present)
         if before and position.versions() != before:
             raise InvalidModelError(
