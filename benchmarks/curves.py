@@ -29,7 +29,7 @@ mpl.use("Agg")
 mpl.rcParams["svg.hashsalt"] = "lowtide"
 NETWORKS = {"gpt": "GPT", "resnet50": "ResNet-50", "unet": "U-Net"}
 SHARES = (95, 90, 85, 80, 75, 70, 65, 60, 55, 50, 45, 40, 35, 30, 25, 20, 15)
-LEFT_OUT = {"brute_force", "keep_all"}
+LEFT_OUT = {"brute_force", "keep_all", "auto_thorough"}
 OUT = Path(__file__).parents[1] / "docs" / "images" / "planners"
 Point = tuple[float, float]
 

@@ -41,7 +41,7 @@ SEED = 7
 BUDGETS = (70, 45)
 TOLERANCE = 0.01
 TOLERANCE_BYTES = 64 * 1024
-LEFT_OUT = {"brute_force"}
+LEFT_OUT = {"brute_force", "auto_thorough"}
 
 
 @dataclass

@@ -41,7 +41,7 @@ def wrong_claims(plan, optimum):
 
 def test_claims_hold_against_brute_force():
     optimal = impossible = 0
-    for seed, _, problem in cases(range(5000, 6300)):
+    for seed, _, problem in cases(range(5000, 6900)):
         plan = solve(problem, SMALL, throw=False)
         assert not wrong_claims(plan, optimum_of(problem)), seed
         optimal += plan.outcome is Outcome.OPTIMAL
@@ -138,4 +138,4 @@ def test_progress_says_how_it_stands():
     problem = Problem(graph, costs, int(0.6 * Problem(graph, costs, 1).baseline.peak_bytes))
     lines = []
     solve(problem, replace(AUTO, gap=0.0), lines.append, throw=False)
-    assert any("best overhead" in line and "bound" in line and "gap" in line or "least peak" in line for line in lines)
+    assert any("best overhead" in line and "gap" in line for line in lines)

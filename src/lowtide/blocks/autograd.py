@@ -54,6 +54,10 @@ class _End(torch.autograd.Function):
         return (None, *ctx.box.pop())
 
 
+# Past a check for transforms of functions, which blocks are not part of: it takes longer than the rest of the call.
+_begin, _end = super(torch.autograd.Function, _Begin).apply, super(torch.autograd.Function, _End).apply
+
+
 @dataclass(slots=True)
 class Kept:
     """What is left of a block's run: the way from its results back to its inputs.
@@ -75,7 +79,7 @@ def begin(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[GradientE
     """Return tensors with the data of `tensors` at which a graph begins, and where their gradients will arrive."""
     if not tensors:
         return (), []
-    started = _Begin.apply(_ANCHOR, *tensors)
+    started = _begin(_ANCHOR, *tensors)
     node = started[0].grad_fn
     return started, [GradientEdge(node, index) for index in range(len(started))]
 
@@ -89,7 +93,7 @@ def end(results: Sequence[Tensor], shared: Sequence[Tensor], edges: list[Gradien
     if not results:
         return Kept(None, [], edges, state)
     box: list[Gradients] = []
-    return Kept(_End.apply(box, *results, *shared), box, edges, state)
+    return Kept(_end(box, *results, *shared), box, edges, state)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from lowtide.blocks.autograd import Gradients, Kept, begin, differentiate, end
 from lowtide.blocks.autograd import apart as kept_apart
 from lowtide.blocks.contents import Contents, statistics_norms
-from lowtide.blocks.quiet import Owner, buffers_replaced, cloned
+from lowtide.blocks.quiet import Owner, buffers_replaced, cloned, generators
 from lowtide.blocks.spec import Block, State, as_state
 from lowtide.errors import InvalidModelError
 
@@ -106,6 +106,9 @@ class Position:
         keyword_places: Where leaves are among the keyword arguments.
         random: Whether it draws random numbers.
         changing: Buffers that it changes, apart from those of normalisations.
+        norms: Normalisations whose statistics it updates; found by itself.
+        constant: Its other buffers; found by itself.
+        places: Devices whose generators it may draw from; found by itself.
     """
 
     unit: Unit
@@ -125,10 +128,12 @@ class Position:
     changing: tuple[Owner, ...] = ()
     norms: list[nn.Module] = field(default_factory=list)
     constant: list[Owner] = field(default_factory=list)
+    places: tuple[torch.device, ...] = ()
 
     def __post_init__(self) -> None:
         """Find the buffers that recomputation must leave alone."""
         modules = self.unit.contents.modules
+        self.places = generators((*self.parameters, *self.unit.contents.parameters()))
         self.norms = statistics_norms(modules)
         taken = {id(module) for module in self.norms} | {id(module) for module, _ in self.changing}
         self.constant = [

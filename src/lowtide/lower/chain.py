@@ -17,7 +17,7 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 
 from lowtide.blocks.autograd import Kept, hooks_off
 from lowtide.blocks.position import Arguments, Position
-from lowtide.blocks.quiet import Autocast, RandomStates, autocast_as, generators, put_random, take_random
+from lowtide.blocks.quiet import Autocast, RandomStates, autocast_as, put_random, take_random
 from lowtide.blocks.spec import State
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError
 from lowtide.schedule.steps import Schedule
@@ -181,7 +181,7 @@ class Tape:
             return self._plain_run(step, position, state)
         if position.changing:
             self.stashes[step.position] = position.stash()
-        places = _places(position)
+        places = position.places
         if position.random:
             self.random[step.position] = take_random(places)
             return self._plain_run(step, position, state)
@@ -207,7 +207,7 @@ class Tape:
     def _run_again(self, step: Step, position: Position, state: State) -> State:
         """Run a step anew with the random numbers and buffers of its first run, and without other traces."""
         random = self.random.get(step.position)
-        places, present = _places(position), ()
+        places, present = position.places, ()
         if random is not None:
             present = take_random(places)
             put_random(places, random)
@@ -241,10 +241,6 @@ class Tape:
             self.stashes.copy(),
             self.versions,
         )
-
-
-def _places(position: Position) -> tuple[torch.device, ...]:
-    return generators(position.parameters)
 
 
 class _Chain(torch.autograd.Function):

@@ -36,7 +36,7 @@ from lowtide.schedule.verify import verify
 # Overheads this close count as equal: the proof rounds each op's cost down to a millionth of the step.
 _EQUAL = 1e-5
 # Work of the search in each round, in about microseconds, and of the proof, in about seconds.
-_ROUNDS = ((500_000, 1.5), (2_000_000, 2.0), (1_500_000, 3.0))
+_ROUNDS = ((500_000, 1.5), (2_000_000, 2.0), (1_500_000, 2.5))
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
@@ -152,6 +152,8 @@ class _Work:
         )
 
     def _num_rounds(self) -> int:
+        if not self.climb.fits and self.auto.effort <= 1:
+            return 2
         return max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
 
     def _enough(self) -> float:

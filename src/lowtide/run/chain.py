@@ -90,6 +90,8 @@ class PlannedBlocks:
         self._roots = [block for block in distinct if isinstance(block, nn.Module)]
         self._roots += [module for contents in referred for module in contents.modules]
         self._loose = [tensor for contents in referred for tensor in contents.tensors]
+        self._modules: list[nn.Module] = []
+        self._children: list[int] | None = None
         self._programs: dict[Any, ChainProgram | None] = {}
         self.plans: list[Plan] = []
 
@@ -158,19 +160,15 @@ class PlannedBlocks:
 
     def _watched(self) -> tuple[tuple[Any, ...], list[Tensor]]:
         """Return what the blocks are at present, to compare, and all their parameters."""
-        stack, seen = list(self._roots), set()
-        tensors: list[Tensor] = list(self._loose)
-        marks: list[Any] = []
-        while stack:
-            module = stack.pop()
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            marks.append(module.training)
-            tensors += [each for each in module._parameters.values() if each is not None]
-            stack += [child for child in module._modules.values() if child is not None]
-        marks += [(id(each), each.requires_grad) for each in tensors]
-        return tuple(marks), tensors
+        children = [id(child) for module in self._modules for child in module._modules.values()]
+        if children != self._children:
+            self._modules = _all_modules(self._roots)
+            self._children = [id(child) for module in self._modules for child in module._modules.values()]
+        tensors = self._loose + [
+            each for module in self._modules for each in module._parameters.values() if each is not None
+        ]
+        modes = [module.training for module in self._modules]
+        return (*modes, *map(id, tensors), *(each.requires_grad for each in tensors)), tensors
 
     def _program(
         self, state: State, arguments: Arguments, autocast: Autocast, marks: tuple[Any, ...]
@@ -247,6 +245,18 @@ def _infeasible(made: ChainGraph, plan: Plan) -> InfeasibleBudgetError:
         budget_bytes=budget,
         least_bytes=least,
     )
+
+
+def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return `roots` and all modules in them, each once."""
+    found: dict[int, nn.Module] = {}
+    stack = list(roots)
+    while stack:
+        module = stack.pop()
+        if id(module) not in found:
+            found[id(module)] = module
+            stack += [child for child in module._modules.values() if child is not None]
+    return list(found.values())
 
 
 def _row(extra: Any) -> tuple[Any, ...]:

@@ -53,13 +53,19 @@ class Cutter:
         """Return the answer of the program in whole numbers with all memory rows that matter."""
         best = Answer(0.0)
         for _ in range(_ROUNDS):
-            left = replace(limits, seconds=limits.seconds - best.seconds)
-            if left.seconds <= 0:
+            work = None if limits.work is None else limits.work - best.work
+            left = replace(limits, seconds=limits.seconds - best.seconds, work=work)
+            if left.seconds <= 0 or (work is not None and work <= 0):
                 break
             latest = self.window.program.solve(self.rows.values(), limits=left)
             if latest.infeasible:
                 return latest
-            best = replace(latest, bound=max(best.bound, latest.bound), seconds=best.seconds + latest.seconds)
+            best = replace(
+                latest,
+                bound=max(best.bound, latest.bound),
+                seconds=best.seconds + latest.seconds,
+                work=best.work + latest.work,
+            )
             if best.bound >= limits.enough or latest.point is None or not self._cut(latest.point):
                 break
         return best

@@ -37,12 +37,14 @@ class Answer:
         value: The value of the solution found, infinite if none was.
         point: The solution found, or None.
         seconds: Time taken.
+        work: Work done, in the unit of `Limits.work`; 0 for linear relaxations.
     """
 
     bound: float
     value: float = _FREE
     point: Floats | None = None
     seconds: float = 0.0
+    work: float = 0.0
 
     @property
     def infeasible(self) -> bool:
@@ -147,14 +149,14 @@ class Program:
         if limits.work is not None:
             solver.parameters.max_deterministic_time = limits.work
         status = solver.solve(model)
-        taken = time.perf_counter() - started
+        taken, work = time.perf_counter() - started, float(solver.response_proto.deterministic_time)
         if status == cp_model.INFEASIBLE:
-            return Answer(limits.enough, seconds=taken)
+            return Answer(limits.enough, seconds=taken, work=work)
         bound = max(0.0, solver.best_objective_bound / _WHOLE)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return Answer(bound, seconds=taken)
+            return Answer(bound, seconds=taken, work=work)
         point = np.array([solver.value(variable) for variable in variables], dtype=np.float64)
-        return Answer(bound, float(np.dot(point, self.cost)), point, taken)
+        return Answer(bound, float(np.dot(point, self.cost)), point, taken, work)
 
     def _model(self, rows: Sequence[Row], *, whole: bool) -> Any:
         """Return the program in the solvers' form."""
