@@ -134,7 +134,7 @@ def test_a_time_limit_ends_the_search():
 
 
 def test_progress_says_how_it_stands():
-    graph, costs = samples.random_dag(3, n=40)
+    graph, costs = samples.unet(4)
     problem = Problem(graph, costs, int(0.6 * Problem(graph, costs, 1).baseline.peak_bytes))
     lines = []
     solve(problem, replace(AUTO, gap=0.0), lines.append, throw=False)
