@@ -35,7 +35,7 @@ from lowtide.schedule.expand import expand
 HIDDEN, LAYERS, BATCH = 128, 4, 16
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 LEAST_FACTOR, MOST_EXTRA = 8, 0.35
-WIDTH, DEPTH, IMAGE, IMAGES = 8, 111, 32, 8
+WIDTH, DEPTH, IMAGE, IMAGES = 16, 111, 32, 8
 RESNET_FACTOR, RESNET_EXTRA = 7, 0.30
 SEGMENTS = (2, 3, 4, 6, 8)
 Step = Callable[[], None]
