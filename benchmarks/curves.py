@@ -3,7 +3,7 @@
 Costs are analytic, so that the pictures do not depend on the machine. A planner that looks at the budget is asked for
 every share from 95 to 15 %; the grey line is the best of all planners.
 
-    python benchmarks/curves.py --planners feng --out docs/images/planners
+    python benchmarks/curves.py --planners feng --keep
 """
 
 from __future__ import annotations
@@ -91,19 +91,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--planners", nargs="+", metavar="NAME", help="planners to draw; all by default")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--keep", action="store_true", help="keep the curves of other planners from an earlier run")
     options = parser.parse_args(argv)
     planners = options.planners or [name for name in registry.names() if name not in LEFT_OUT]
+    data = options.out / "curves.json"
+    known = json.loads(data.read_text()) if options.keep and data.exists() else {}
     curves: dict[str, dict[str, list[Point]]] = {}
     for name in NETWORKS:
         problem = problem_of(name)
-        curves[name] = {}
+        curves[name] = {planner: [(x, y) for x, y in points] for planner, points in known.get(name, {}).items()}
         for planner in planners:
             curves[name][planner] = curve(problem, planner)
             print(f"{name:<10} {planner:<16} {len(curves[name][planner])} points", flush=True)
-    for planner in planners:
+    drawn = list(dict.fromkeys(planner for found in curves.values() for planner in found))
+    for planner in drawn:
         draw(planner, curves, options.out / f"{planner}.svg")
-    (options.out / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
-    print(f"Wrote {len(planners)} pictures to {options.out}")
+    data.write_text(json.dumps(curves, indent=1) + "\n")
+    print(f"Wrote {len(drawn)} pictures to {options.out}")
     return 0
 
 
