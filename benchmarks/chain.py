@@ -35,7 +35,7 @@ from lowtide.schedule.expand import expand
 HIDDEN, LAYERS, BATCH = 128, 4, 16
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 LEAST_FACTOR, MOST_EXTRA = 8, 0.35
-WIDTH, DEPTH, IMAGE, IMAGES = 16, 111, 32, 8
+WIDTH, DEPTH, IMAGE, IMAGES = 64, 500, 32, 4
 RESNET_FACTOR, RESNET_EXTRA = 7, 0.30
 SEGMENTS = (2, 3, 4, 6, 8)
 Step = Callable[[], None]
@@ -111,7 +111,6 @@ def bench_lstm(pairs: int) -> Iterator[Row]:
         plain = cleared(lambda s=sequence, m=stack: m(s).backward(), parameters)
         peak = lowtide.measure_peak(plain)
         expected = [parameter.grad for parameter in parameters]
-        # A budget of half an eighth more than an eighth would do: what is asked for is kept to the byte.
         cases = {
             "chen_sqrt": ("chen_sqrt", "100%", 1),
             "chen_recursive, k = 1": (ChenRecursive(k=1, depth=-1), "100%", 1),
@@ -168,18 +167,26 @@ class Bottleneck(nn.Module):
         return self.shortcut(x) + self.body(x)
 
 
+class Basic(nn.Module):
+    """Two convolutions with their normalisations before them, beside a residual."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        parts = [
+            (nn.BatchNorm2d(width), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1, bias=False)) for _ in range(2)
+        ]
+        self.body = nn.Sequential(*(part for row in parts for part in row))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` after the block."""
+        return x + self.body(x)
+
+
 def resnet_1001() -> nn.Sequential:
-    """Return the 1,001-layer network: 333 bottlenecks of three convolutions, a first and a last layer."""
-    blocks: list[nn.Module] = [nn.Conv2d(3, 4 * WIDTH, 3, 1, 1, bias=False)]
-    fan_in = 4 * WIDTH
-    for stage in range(3):
-        for index in range(DEPTH):
-            blocks.append(Bottleneck(fan_in, WIDTH << stage, 2 if stage and not index else 1))
-            fan_in = 4 * (WIDTH << stage)
-    blocks.append(
-        nn.Sequential(nn.BatchNorm2d(fan_in), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(fan_in, 10))
-    )
-    return nn.Sequential(*blocks)
+    """Return the 1,001-layer network: a first convolution, and blocks of two; pooled channels are the logits."""
+    first = nn.Conv2d(3, WIDTH, 3, padding=1, bias=False)
+    last = nn.Sequential(nn.BatchNorm2d(WIDTH), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(first, *(Basic(WIDTH) for _ in range(DEPTH)), last)
 
 
 def train_steps(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
@@ -201,10 +208,10 @@ def bench_resnet(pairs: int) -> Iterator[Row]:
     model = resnet_1001()
     plain = copy.deepcopy(model)
     chained = lowtide.chain(model, budget=f"{100 / RESNET_FACTOR:.4f}%", planner="rotor")
-    batches = [(torch.randn(IMAGES, 3, IMAGE, IMAGE), torch.randint(10, (IMAGES,))) for _ in range(3)]
+    batches = [(torch.randn(IMAGES, 3, IMAGE, IMAGE), torch.randint(WIDTH, (IMAGES,))) for _ in range(3)]
     expected, found = train_steps(plain, batches), train_steps(chained, batches)
     exact = all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
-    gradient = torch.randn(IMAGES, 10) / IMAGES
+    gradient = torch.randn(IMAGES, WIDTH) / IMAGES
     steps = [
         cleared(lambda m=each: m(batches[0][0]).backward(gradient), list(each.parameters()))
         for each in (plain, chained)
@@ -213,7 +220,7 @@ def bench_resnet(pairs: int) -> Iterator[Row]:
     plan = chained.plans[0]
     yield {
         "case": "resnet",
-        "layers": 3 * 3 * DEPTH + 2,
+        "layers": 2 * DEPTH + 1,
         "blocks": len(model),
         "exact": exact,
         "plain_bytes": peaks[0],
@@ -247,10 +254,10 @@ def four_chains() -> dict[str, tuple[nn.Sequential, Tensor]]:
             fan_in = fan_out
     residual = [Bottleneck(32, 8, 1) for _ in range(20)]
     return {
-        "uneven perceptron": (mlp, torch.randn(512, 256)),
-        "transformer": (nn.Sequential(*layer), torch.randn(4, 64, 128)),
-        "narrowing convolutions": (nn.Sequential(*narrowing), torch.randn(8, 8, 48, 48)),
-        "residual bottlenecks": (nn.Sequential(*residual), torch.randn(8, 32, 24, 24)),
+        "uneven perceptron": (mlp, torch.randn(1024, 256)),
+        "transformer": (nn.Sequential(*layer), torch.randn(8, 128, 128)),
+        "narrowing convolutions": (nn.Sequential(*narrowing), torch.randn(16, 8, 64, 64)),
+        "residual bottlenecks": (nn.Sequential(*residual), torch.randn(16, 32, 32, 32)),
     }
 
 
@@ -433,8 +440,9 @@ def page(rows: Sequence[Row], pairs: int) -> str:
         "",
         "## ResNet of 1,001 layers",
         "",
-        f"Pre-activation bottlenecks, {DEPTH} in each of three stages, {WIDTH} to {4 * WIDTH} inner channels, batch "
-        f"{IMAGES} of {IMAGE} x {IMAGE} images; three steps with momentum.",
+        f"{DEPTH} pre-activation blocks of two {WIDTH}-channel convolutions after a first one, batch {IMAGES} of "
+        f"{IMAGE} x {IMAGE} images; three steps with momentum. On a CPU the forward pass of batch normalisation takes "
+        "longer than its backward: in narrower networks forward is close to half of a step, and so is recomputing it.",
         "",
         table(of["resnet"], RESNET_COLUMNS),
         "",
