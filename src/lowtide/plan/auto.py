@@ -40,7 +40,7 @@ _ROUNDS = ((500_000, 1.5), (2_000_000, 2.0), (1_500_000, 2.5))
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
-# Above this number of ops, planners whose work grows faster than linearly are left out.
+# Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
 
 
@@ -152,8 +152,10 @@ class _Work:
         )
 
     def _num_rounds(self) -> int:
-        if not self.climb.fits and self.auto.effort <= 1:
+        if self.auto.effort <= 1 and not self.climb.fits:
             return 2
+        if self.auto.effort <= 1 and len(self.problem.graph.ops) > _LARGE:
+            return 1
         return max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
 
     def _enough(self) -> float:

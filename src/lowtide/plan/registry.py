@@ -56,7 +56,7 @@ _FIRST = (
     "rotor",
     "dtr",
 )
-_SLOW = frozenset({"chen_greedy", "feng", "rotor", "dtr"})
+_SLOW = frozenset({"chen_greedy", "chen_recursive"})
 _AUTO = Auto(planners={name: _PORTFOLIO[name] for name in _FIRST} | {"greedy": Greedy(effort=0)}, slow=_SLOW)
 _PLANNERS: dict[str, AbstractPlanner] = {
     "auto": _AUTO,

@@ -25,6 +25,8 @@ class Taste:
         area: Whether relief counts bytes over the limit in every stage, or only at the worst run.
         noise: Source of random factors on the scores, or None for none.
         spread: Largest logarithm of such a factor.
+        tries: How many candidates to look at closely at most, once one helps.
+        alike: How many candidates to look at closely at most of those that seem equally good.
         daring: How high a recomputation may go, as a multiple of the worst stage; above 1, a later drop must mend it.
     """
 
@@ -32,6 +34,8 @@ class Taste:
     noise: np.random.Generator | None = None
     spread: float = 0.5
     daring: float = 1.0
+    tries: float = float("inf")
+    alike: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +87,19 @@ class _Scorer:
             factors = np.exp(taste.noise.uniform(-taste.spread, taste.spread, len(events)))
         hopes = hopes * factors
         best: Drop | None = None
+        last_hope, seen, tried = -1.0, 0, 0
         for index in np.argsort(-hopes, kind="stable").tolist():
-            if best is not None and hopes[index] <= best.score:
+            hope = float(hopes[index])
+            if best is not None and hope <= best.score:
                 break
+            if hope != last_hope:
+                last_hope, seen = hope, 0
+            seen += 1
+            if seen > taste.alike:
+                continue
+            if best is not None and tried >= taste.tries:
+                break
+            tried += 1
             factor = float(factors[index])
             drop = self._drop(int(events[index]), best.score / factor if best else 0.0)
             if drop is not None and (best is None or drop.score * factor > best.score):
