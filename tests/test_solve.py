@@ -159,3 +159,10 @@ def test_module_rows_count_what_is_saved():
     rows = module_rows(GRAPH, COSTS, plan.schedule)
     assert sum(row.kept_bytes for row in rows) == plan.saved_bytes
     assert sum(row.recomputed for row in rows) == plan.num_recomputed
+
+
+def test_a_registered_planner_is_called_by_its_name():
+    graph, costs = samples.training_chain(4)
+    problem = Problem(graph, costs, 10**9)
+    assert solve(problem, registry.get("auto")).planner == "auto"
+    assert solve(problem, Greedy(effort=0)).planner == "Greedy"

@@ -88,6 +88,11 @@ def get(name: str) -> AbstractPlanner:
     return _PLANNERS[key]
 
 
+def name_of(planner: AbstractPlanner) -> str:
+    """Return the name under which `planner` is registered, else that of its class."""
+    return next((name for name, known in _PLANNERS.items() if known is planner), type(planner).__name__)
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all planners."""
     return tuple(_PLANNERS)

@@ -67,7 +67,7 @@ def _ask(problem: Problem, planner: str | AbstractPlanner | Schedule, progress: 
     if isinstance(planner, str):
         name, planner = registry.normalise(planner), registry.get(planner)
     elif isinstance(planner, AbstractPlanner):
-        name = type(planner).__name__
+        name = registry.name_of(planner)
     else:
         raise InvalidOptionError(
             f"The planner is {planner!r:.80}; it must be a planner, a Schedule or one of {', '.join(registry.names())}."
