@@ -28,6 +28,7 @@ from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
 from lowtide.plan.bounds.refine import Refiner
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.plan.search.climb import Climb
 from lowtide.schedule.steps import Schedule
@@ -36,7 +37,7 @@ from lowtide.schedule.verify import verify
 # Overheads this close count as equal: the proof rounds each op's cost down to a millionth of the step.
 _EQUAL = 1e-5
 # Work of the search in each round, in about microseconds, and of the proof, in about seconds.
-_ROUNDS = ((500_000, 1.5), (2_000_000, 2.0), (1_500_000, 2.5))
+_ROUNDS = ((500_000, 1.5), (2_500_000, 2.0), (4_000_000, 2.5))
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
@@ -68,12 +69,17 @@ class Auto(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        for name in ("effort", "gap"):
+        check_numbers(self)
+        if not all(isinstance(planner, AbstractPlanner) for planner in self.planners.values()):
+            raise InvalidOptionError(f"The planners are {self.planners!r:.80}; they must be planners by name.")
+        for name in ("effort", "gap", "seed"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise InvalidOptionError(f"The {name} is {value}; it must be a number of at least 0.")
-        if self.time_limit is not None and not self.time_limit > 0:
-            raise InvalidOptionError(f"The time limit is {self.time_limit}; it must be a number of seconds above 0.")
+        if self.time_limit is not None and not (isinstance(self.time_limit, int | float) and self.time_limit > 0):
+            raise InvalidOptionError(f"The time limit is {self.time_limit!r}; it must be a number of seconds above 0.")
+        if not isinstance(self.starts, tuple) or not all(isinstance(start, Schedule) for start in self.starts):
+            raise InvalidOptionError(f"The starts are {self.starts!r:.80}; they must be a tuple of schedules.")
 
     def supports(self, problem: Problem) -> str | None:
         """Return the planners' reasons if none of them serves `problem`."""
