@@ -18,6 +18,8 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+# Plan files hold no larger numbers.
+MOST_BUDGET_BYTES = 2**63 - 1
 _SIZE = re.compile(r"\s*(?P<number>[0-9]*\.?[0-9]+)\s*(?P<unit>%|[A-Za-z]*)\s*")
 _ALLOWED = 'A budget is a whole number of bytes, a size such as "6GiB" or "500MB", a share such as "50%", or "auto"'
 
@@ -65,7 +67,7 @@ def parse_budget(budget: int | str | Budget) -> Budget:
     if isinstance(budget, bool) or not isinstance(budget, int | str):
         raise InvalidBudgetError(f"Budget {budget!r} is a {type(budget).__name__}. {_ALLOWED}.")
     if isinstance(budget, int):
-        return Budget(bytes=_positive(budget, budget))
+        return Budget(bytes=_in_range(budget, budget))
     if budget.strip().lower() == "auto":
         return Budget()
     match = _SIZE.fullmatch(budget)
@@ -81,13 +83,15 @@ def parse_budget(budget: int | str | Budget) -> Budget:
         return Budget(fraction=number / 100)
     if unit and unit not in _UNITS:
         raise InvalidBudgetError(f"Budget {budget!r} has the unknown unit {match['unit']!r}. {_ALLOWED}.")
-    return Budget(bytes=_positive(int(number * _UNITS[unit or "b"]), budget))
+    return Budget(bytes=_in_range(number * _UNITS[unit or "b"], budget))
 
 
-def _positive(number: int, budget: int | str) -> int:
-    if number <= 0:
+def _in_range(number: int | float, budget: int | str) -> int:
+    if number < 1:
         raise InvalidBudgetError(f"Budget {budget!r} is not above zero. {_ALLOWED}.")
-    return number
+    if number > MOST_BUDGET_BYTES:
+        raise InvalidBudgetError(f"Budget {budget!s:.40} is above {MOST_BUDGET_BYTES} bytes. {_ALLOWED}.")
+    return int(number)
 
 
 def format_bytes(number: int | float) -> str:

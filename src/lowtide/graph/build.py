@@ -9,6 +9,9 @@ from lowtide.errors import InvalidGraphError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
 
+# Sums up to twice this are exact as floats of 8 bytes, which proofs reckon with. It is 4 PiB.
+MOST_BYTES = 2**52
+
 
 class OpMarks(TypedDict, total=False):
     """What may be said about an op beyond its name, inputs and outputs; see `Op` for the meanings."""
@@ -113,12 +116,20 @@ def check_graph(graph: Graph) -> None:
         names.add(op.name)
         _check_op(graph, op_id, op)
     _check_ends(graph)
+    total = sum(value.bytes for value in graph.values) + sum(op.replay_bytes for op in graph.ops)
+    if total > MOST_BYTES:
+        raise InvalidGraphError(
+            f"The graph's values have {total} bytes together; at most {MOST_BYTES} can be reckoned with exactly. "
+            "Give sizes in bytes, or in a larger unit if they are made up."
+        )
 
 
 def _check_values(graph: Graph) -> None:
     for value_id, value in enumerate(graph.values):
-        if value.bytes < 0:
-            raise InvalidGraphError(f"Value {value.name!r} has {value.bytes} bytes; sizes must be at least 0.")
+        if not isinstance(value.bytes, int) or value.bytes < 0:
+            raise InvalidGraphError(
+                f"Value {value.name!r} has {value.bytes} bytes; sizes must be whole numbers of at least 0."
+            )
         if value.producer is None:
             continue
         if not 0 <= value.producer < len(graph.ops):
@@ -152,7 +163,7 @@ def _check_op(graph: Graph, op_id: OpId, op: Op) -> None:
         raise InvalidGraphError(f"Op {op.name!r} lists an output twice.")
     if not set(op.first_run_only) <= set(op.outputs):
         raise InvalidGraphError(f"Op {op.name!r} marks a value as first_run_only that is not one of its outputs.")
-    if op.replay_bytes < 0 or (op.replay_bytes and not op.outputs):
+    if not isinstance(op.replay_bytes, int) or op.replay_bytes < 0 or (op.replay_bytes and not op.outputs):
         raise InvalidGraphError(
             f"Op {op.name!r} keeps {op.replay_bytes} bytes for its replay; this needs at least 0 bytes and one output."
         )

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from lowtide.errors import InvalidGraphError
 from lowtide.graph.ir import Graph
 
+# Far more than any step takes, and still within the range of floats of 4 bytes, in which some planners keep tables.
+MOST_SECONDS = 1e30
+MOST_WORKSPACE_BYTES = 2**52
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -41,7 +45,19 @@ def check_costs(graph: Graph, costs: Costs) -> None:
             f"but the graph has {len(graph.ops)}."
         )
     for op, seconds, workspace in zip(graph.ops, costs.seconds, costs.workspace_bytes, strict=True):
+        if not (isinstance(seconds, int | float) and isinstance(workspace, int)):
+            raise InvalidGraphError(
+                f"Op {op.name!r} costs {seconds!r} s and {workspace!r} B; these must be numbers, and bytes whole."
+            )
         if not 0 <= seconds < float("inf") or workspace < 0:
             raise InvalidGraphError(
                 f"Op {op.name!r} costs {seconds} s and {workspace} B; both must be finite and >= 0."
             )
+        if workspace > MOST_WORKSPACE_BYTES:
+            raise InvalidGraphError(
+                f"Op {op.name!r} needs {workspace} B of workspace; at most {MOST_WORKSPACE_BYTES} can be reckoned with."
+            )
+    if costs.total_seconds > MOST_SECONDS:
+        raise InvalidGraphError(
+            f"All ops together cost {costs.total_seconds} s; at most {MOST_SECONDS} s can be reckoned with."
+        )

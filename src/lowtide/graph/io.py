@@ -13,7 +13,7 @@ from lowtide.graph.ir import Graph, Op, Value
 
 SCHEMA_VERSION = 1
 MAX_COUNT = 2_000_000
-MAX_BYTES = 2**60
+MAX_BYTES = 2**63 - 1
 
 
 def graph_to_dict(graph: Graph) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def read_ids(data: object, what: str) -> tuple[int, ...]:
 def read_int(data: object, what: str) -> int:
     """Return `data` if it is a whole number in the range of sizes and ids."""
     if isinstance(data, bool) or not isinstance(data, int) or not 0 <= data <= MAX_BYTES:
-        raise InvalidGraphError(f"{what} is {data!r:.40}; it must be a whole number from 0 to 2^60.")
+        raise InvalidGraphError(f"{what} is {data!r:.40}; it must be a whole number from 0 to 2^63 - 1.")
     return data
 
 

@@ -107,7 +107,8 @@ class Comparison:
 
     def best(self, budget: str) -> ComparisonRow | None:
         """Return the row of least overhead that meets `budget`, or None if no planner does; earlier rows win ties."""
-        fitting = [row for row in self.rows if row.budget == budget and row.fits]
+        name = budget if budget in self.budgets else str(parse_budget(budget))
+        fitting = [row for row in self.rows if row.budget == name and row.fits]
         return min(fitting, key=lambda row: row.overhead or 0.0, default=None)
 
     def curve(self, planner: str) -> list[tuple[int, float]]:
@@ -183,6 +184,7 @@ def compare_planners(
         progress: Receives a line of text now and then.
     """
     limits = _checked_budgets(budgets)
+    labels = _labels(limits)
     asked = _named_planners(registry.names() if planners is None else planners, everything=planners is None)
     baseline = Problem(graph, costs, 1).baseline
     problems = [Problem(graph, costs, max(1, limit.resolve(baseline.peak_bytes))) for limit in limits]
@@ -192,8 +194,8 @@ def compare_planners(
         found: list[ComparisonRow] = []
         for name, planner in list(asked.items()):
             number = len(rows) * len(asked) + len(found) + 1
-            progress(f"{name} at {limits[index]}, {number} of {len(limits) * len(asked)}")
-            row, schedule = _row(problems[index], str(limits[index]), name, planner, progress)
+            progress(f"{name} at {labels[index]}, {number} of {len(limits) * len(asked)}")
+            row, schedule = _row(problems[index], labels[index], name, planner, progress)
             found.append(row)
             if isinstance(planner, Auto) and row.fits and schedule is not None:
                 asked[name] = replace(planner, starts=(schedule,))
@@ -244,6 +246,16 @@ def _checked_budgets(budgets: Sequence[int | str]) -> list[Budget]:
     if any(limit.is_auto for limit in limits):
         raise InvalidBudgetError('The budget "auto" cannot be compared with others; name a size or a share.')
     return list(dict.fromkeys(limits))
+
+
+def _labels(limits: Sequence[Budget]) -> list[str]:
+    """Return each budget as people write it, in full where that would be the same for two of them."""
+    rounded = [str(limit) for limit in limits]
+    return [text if rounded.count(text) == 1 else _in_full(limit) for text, limit in zip(rounded, limits, strict=True)]
+
+
+def _in_full(limit: Budget) -> str:
+    return f"{limit.bytes} B" if limit.fraction is None else f"{100 * limit.fraction!r}%"
 
 
 def _named_planners(planners: Sequence[str | AbstractPlanner], *, everything: bool) -> dict[str, AbstractPlanner]:

@@ -10,6 +10,7 @@ from lowtide.graph.costs import Costs, check_costs
 from lowtide.graph.ir import Graph
 from lowtide.schedule.simulate import Trace, simulate
 from lowtide.schedule.steps import Schedule
+from lowtide.units import MOST_BUDGET_BYTES
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,12 @@ class Problem:
     def __post_init__(self) -> None:
         """Check that costs fit the graph and that the budget is above zero."""
         check_costs(self.graph, self.costs)
+        if isinstance(self.budget_bytes, bool) or not isinstance(self.budget_bytes, int):
+            raise InvalidBudgetError(f"A budget of {self.budget_bytes!r:.40} bytes is not a whole number.")
         if self.budget_bytes <= 0:
             raise InvalidBudgetError(f"A budget of {self.budget_bytes} bytes is not above zero.")
+        if self.budget_bytes > MOST_BUDGET_BYTES:
+            raise InvalidBudgetError(f"A budget is at most {MOST_BUDGET_BYTES} bytes; this one is larger.")
 
     @cached_property
     def baseline(self) -> Trace:

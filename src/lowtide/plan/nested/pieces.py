@@ -50,9 +50,10 @@ def pieces_of(graph: Graph, costs: Costs, most: int) -> Pieces:
     """Return `graph` as a chain of at most `most` pieces.
 
     A link whose value backward does not read is merged with the next one if that has no larger value and the link holds
-    little else that backward reads: the next value is as good a checkpoint, and keeping both would be a waste. A chain with still more links is merged further: the links
-    are divided into stretches of about equal weight, where the weight of a link is its share of all seconds plus its
-    share of all bytes, and each stretch ends at its smallest value.
+    little else that backward reads: the next value is as good a checkpoint, and keeping both would be a waste. A chain
+    with still more links is merged further: the links are divided into stretches of about equal weight, where the
+    weight of a link is its share of all seconds plus its share of all bytes, and each stretch ends at its smallest
+    value.
     """
     chain = chain_of(graph, costs)
     fixed = frozenset(value for value in range(len(graph.values)) if always_there(graph, value)) | chain.ambient

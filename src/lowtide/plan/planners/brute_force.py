@@ -17,6 +17,7 @@ from typing import NamedTuple
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
 
@@ -35,6 +36,10 @@ class BruteForce(AbstractPlanner):
 
     max_ops: int = 12
     max_values: int = 16
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_numbers(self)
 
     def supports(self, problem: Problem) -> str | None:
         """Return by how much the graph is too large, or None."""

@@ -22,6 +22,7 @@ from lowtide.graph.analysis import Chain, chain_of
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.candidates import best_of
 from lowtide.plan.layers import no_chain
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.schedule.expand import expand
 
@@ -141,6 +142,7 @@ class ChenGreedy(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.search not in ("code", "paper"):
             raise InvalidOptionError(f"The search is {self.search!r}; it must be code or paper.")
         if self.scan < 0:

@@ -21,6 +21,7 @@ from lowtide.graph.ir import OpId
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.candidates import best_of
 from lowtide.plan.layers import no_chain
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.schedule.mirror import mirror
 from lowtide.schedule.steps import Schedule
@@ -132,6 +133,7 @@ class ChenRecursive(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.k < 0:
             raise InvalidOptionError(f"The number of borders k is {self.k}; it must be at least 1, or 0 for several.")
         if self.depth < -1:

@@ -15,6 +15,7 @@ from itertools import accumulate
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, Link, chain_of
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.schedule.expand import expand
 
@@ -33,6 +34,7 @@ class ChenSqrt(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.segments < 0:
             raise InvalidOptionError(f"The number of segments is {self.segments}; it must be at least 0.")
 

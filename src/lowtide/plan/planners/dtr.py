@@ -20,6 +20,7 @@ from lowtide.graph.ir import Graph, OpId, ValueId
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.candidates import best_priced
 from lowtide.plan.eviction import AbstractNeighbourhood, Closures, Components, Links, OwnCosts
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
@@ -58,6 +59,7 @@ class Dtr(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.heuristic not in _SCORES:
             raise InvalidOptionError(f"The heuristic is {self.heuristic!r}; it must be one of {', '.join(_SCORES)}.")
         if not 1 <= self.thrash < float("inf"):
@@ -226,10 +228,9 @@ class _Runtime:
                     self.cost[value] = cost
                     self._weigh(value)
             score = self.weight / (self.clock - self.last_use + self.sliver) if self.by_staleness else self.weight
-            victim = int(score.argmin())
-            if score[victim] == np.inf:
+            if score.min(initial=np.inf) == np.inf:
                 return
-            self._release(victim)
+            self._release(int(score.argmin()))
 
     def _weigh(self, value: ValueId) -> None:
         if self.lasting[value] or self.locks[value] or not self.there[value] or not self.size[value]:

@@ -23,6 +23,7 @@ from lowtide.plan.division.family import affordable, schedules
 from lowtide.plan.division.solve import Solver
 from lowtide.plan.division.terms import spread
 from lowtide.plan.division.view import tensor_view_of
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 
 
@@ -43,6 +44,7 @@ class Feng(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.plans < 0:
             raise InvalidOptionError(f"The number of plans to price is {self.plans}; it must be at least 0.")
 

@@ -21,6 +21,7 @@ from lowtide.plan.candidates import best_of
 from lowtide.plan.division.chain import Row, cut
 from lowtide.plan.division.family import affordable, schedules
 from lowtide.plan.division.terms import Terms, minimise, spread
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 
 
@@ -37,6 +38,7 @@ class FengChain(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.plans < 0:
             raise InvalidOptionError(f"The number of plans to price is {self.plans}; it must be at least 0.")
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from lowtide.errors import InvalidOptionError
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.plan.search.descend import descend, tidy
 from lowtide.plan.search.drop import Taste
@@ -51,6 +52,7 @@ class Greedy(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if not 0 <= self.effort < float("inf"):
             raise InvalidOptionError(f"The effort is {self.effort}; it must be a number of at least 0.")
 

@@ -31,6 +31,7 @@ from lowtide.graph.analysis import chain_of
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.candidates import best_of
 from lowtide.plan.layers import check_layers, checkpoint_links, layers_of, no_chain
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.schedule.expand import expand
 
@@ -52,6 +53,7 @@ class HongCubic(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.cost not in (*COSTS, "both"):
             raise InvalidOptionError(f"The cost is {self.cost!r}; it must be one of {', '.join(COSTS)} or both.")
 

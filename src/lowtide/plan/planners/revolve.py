@@ -27,6 +27,7 @@ from lowtide.plan.layers import no_chain
 from lowtide.plan.nested.emit import emit
 from lowtide.plan.nested.operations import Action, Operation
 from lowtide.plan.nested.pieces import chain_length, pieces_of
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 
 _TRIES = 40
@@ -47,6 +48,7 @@ class Revolve(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.checkpoints < 0 or self.max_pieces < 2:
             raise InvalidOptionError(
                 f"There are {self.checkpoints} checkpoints and at most {self.max_pieces} pieces; there must be at "

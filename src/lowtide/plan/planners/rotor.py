@@ -35,6 +35,7 @@ from lowtide.plan.nested.operations import Action, Operation, keep_everything
 from lowtide.plan.nested.pieces import Pieces, chain_length, pieces_of
 from lowtide.plan.nested.profile import profile
 from lowtide.plan.nested.stages import Stages, operations_seconds
+from lowtide.plan.options import check_numbers
 from lowtide.plan.problem import Problem
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
@@ -70,6 +71,7 @@ class Rotor(AbstractPlanner):
 
     def __post_init__(self) -> None:
         """Check the options."""
+        check_numbers(self)
         if self.slots < 1 or self.max_pieces < 2:
             raise InvalidOptionError(
                 f"There are {self.slots} slots and at most {self.max_pieces} pieces; there must be at least 1 and 2."
