@@ -6,8 +6,8 @@ than a planner of its list.
 
 1. Every planner of the list that serves the problem proposes a schedule.
 2. In rounds, the search takes the best schedule further by taking parts out and mending them another way, while the
-   proof looks at one more moment of the step on another core. Some rounds begin anew at plain training and go down to
-   the budget in strides, for a search can be caught.
+   proof looks at one more moment of the step on another core. One round begins anew at plain training several times and
+   goes down to the budget in strides, for a search can be caught.
 3. It ends when the overhead is within `gap` of the proved bound, after the rounds that `effort` allows, or when the
    time is up.
 
@@ -36,8 +36,9 @@ from lowtide.schedule.verify import verify
 
 # Overheads this close count as equal: the proof rounds each op's cost down to a millionth of the step.
 _EQUAL = 1e-5
-# Work of the search in each round, in about microseconds, and of the proof, in about seconds.
-_ROUNDS = ((500_000, 1.5), (2_500_000, 2.0), (4_000_000, 2.5))
+# Of each round: how often the search is called, the work of each call, in about microseconds, and the work of the
+# proof, in about seconds. Where it is called several times, each call begins anew.
+_ROUNDS = ((1, 500_000, 1.5), (3, 1_000_000, 2.0), (1, 3_000_000, 2.5))
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
@@ -134,14 +135,15 @@ class _Work:
             for number in range(self._num_rounds()):
                 if self._is_done():
                     return
-                search, proof = _ROUNDS[min(number, len(_ROUNDS) - 1)]
+                calls, search, proof = _ROUNDS[number % len(_ROUNDS)]
                 scale = max(1.0, self.auto.effort / 4)
                 if not self.climb.fits:
                     # All that the proof can still tell is that nothing fits, and it does so early if at all.
                     proof = _LITTLE
                 limits = Limits(self._seconds_left(), proof * scale, self.auto.gap / 10, self._enough())
                 proving = None if refiner is None or refiner.done else other_core.submit(refiner.advance, limits)
-                self.climb.improve(int(search * scale), anew=number % 2 == 1, until=self._deadline())
+                for _ in range(calls):
+                    self.climb.improve(int(search * scale), anew=calls > 1, until=self._deadline())
                 if proving is not None:
                     self.bound = max(self.bound, proving.result().bound)
                 self._report()
