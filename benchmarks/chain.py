@@ -38,6 +38,11 @@ LEAST_FACTOR, MOST_EXTRA = 8, 0.35
 WIDTH, DEPTH, IMAGE, IMAGES = 64, 500, 32, 4
 RESNET_FACTOR, RESNET_EXTRA = 7, 0.30
 SEGMENTS = (2, 3, 4, 6, 8)
+PLANNED: dict[str, tuple[str | AbstractPlanner, str, int | None]] = {
+    "chen_sqrt": ("chen_sqrt", "100%", 1),
+    "chen_recursive, k = 1": (ChenRecursive(k=1, depth=-1), "100%", 1),
+    "rotor, 1/8": ("rotor", "12.5%", None),
+}
 Step = Callable[[], None]
 
 
@@ -111,12 +116,7 @@ def bench_lstm(pairs: int) -> Iterator[Row]:
         plain = cleared(lambda s=sequence, m=stack: m(s).backward(), parameters)
         peak = lowtide.measure_peak(plain)
         expected = [parameter.grad for parameter in parameters]
-        cases = {
-            "chen_sqrt": ("chen_sqrt", "100%", 1),
-            "chen_recursive, k = 1": (ChenRecursive(k=1, depth=-1), "100%", 1),
-            "rotor, 1/8": ("rotor", "12.5%", None),
-        }
-        for name, (planner, budget, chunk) in cases.items():
+        for name, (planner, budget, chunk) in PLANNED.items():
             if name == "rotor, 1/8" and length < 512:
                 continue
             model = unrolled(cells, planner, budget, chunk)
