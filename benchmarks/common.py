@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def run_child(script: str, arguments: Sequence[str], *, env: dict[str, str] | No
             errors.seek(0)
             last = [line.strip() for line in errors if line.strip()][-12:]
             yield {"error": f"exit code {process.returncode}: " + " | ".join(last)}
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, what: str, given: Iterable[str], known: Collection[str]) -> None:
+    """End with the parser's error if one of the names `given` is not `known`."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        parser.error(f"unknown {what} {', '.join(unknown)}; there are {', '.join(known)}")
 
 
 def machine() -> dict[str, Any]:

@@ -27,7 +27,19 @@ from torch import nn
 
 import lowtide
 import zoo
-from common import RESULTS, Row, describe_machine, emit, mib, number, run_child, table, text, write_results
+from common import (
+    RESULTS,
+    Row,
+    describe_machine,
+    emit,
+    mib,
+    number,
+    refuse_unknown,
+    run_child,
+    table,
+    text,
+    write_results,
+)
 from lowtide.errors import InfeasibleBudgetError
 
 STEPS = 3
@@ -275,9 +287,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.child:
         run_model(options.child, options.budgets)
         return 0
-    unknown = sorted(set(options.only or ()) - zoo.ALL.keys())
-    if unknown:
-        parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(zoo.ALL)}")
+    refuse_unknown(parser, "model", options.only or (), zoo.ALL)
     with ThreadPoolExecutor(max_workers=max(1, options.jobs)) as pool:
         per_model = pool.map(lambda name: collect(name, options.budgets), options.only or zoo.ALL)
         rows = [row for rows in per_model for row in rows]

@@ -30,7 +30,19 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import lowtide
 import zoo
-from common import RESULTS, Row, describe_machine, emit, mib, number, run_child, table, text, write_results
+from common import (
+    RESULTS,
+    Row,
+    describe_machine,
+    emit,
+    mib,
+    number,
+    refuse_unknown,
+    run_child,
+    table,
+    text,
+    write_results,
+)
 from limits import Job, planned, run_jobs
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.problem import Problem
@@ -319,9 +331,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.child:
         run_model(options.child, options.ratios, options.problems / f"{options.child}.json")
         return 0
-    unknown = sorted(set(options.only) - zoo.ALL.keys())
-    if unknown:
-        parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(zoo.ALL)}")
+    refuse_unknown(parser, "model", options.only, zoo.ALL)
     rows: list[Row] = []
     for name in options.only:
         for row in rows_of(name, options):

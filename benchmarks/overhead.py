@@ -23,7 +23,7 @@ from torch import nn
 
 import lowtide
 import zoo
-from common import RESULTS, Row, describe_machine, emit, number, run_child, table, text, write_results
+from common import RESULTS, Row, describe_machine, emit, number, refuse_unknown, run_child, table, text, write_results
 
 DEFAULT = ("gpt", "resnet50", "unet", "hf_vit")
 BUDGETS = (65, 40)
@@ -134,9 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.child:
         run_model(options.child, options.rounds, options.planner)
         return 0
-    unknown = sorted(set(options.only) - zoo.ALL.keys())
-    if unknown:
-        parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(zoo.ALL)}")
+    refuse_unknown(parser, "model", options.only, zoo.ALL)
     rows: list[Row] = []
     for name in options.only:
         asked = ["--child", name, "--rounds", str(options.rounds), "--planner", options.planner]

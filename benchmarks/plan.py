@@ -22,7 +22,7 @@ from pathlib import Path
 
 import zoo
 from checks import BEST, checks, failed
-from common import RESULTS, Row, describe_machine, mib, number, table, text, write_results
+from common import RESULTS, Row, describe_machine, mib, number, refuse_unknown, table, text, write_results
 from limits import SCHEDULE, Job, planned, run_jobs
 from lowtide.plan import registry
 from lowtide.plan.problem import Problem
@@ -226,9 +226,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for plan.md, plan.json and plan.svg")
     options = parser.parse_args(argv)
     for what, given, known in (("model", options.only, zoo.ALL), ("planner", options.planners, registry.names())):
-        unknown = sorted(set(given) - set(known))
-        if unknown:
-            parser.error(f"unknown {what} {', '.join(unknown)}; there are {', '.join(known)}")
+        refuse_unknown(parser, what, given, known)
     return options
 
 

@@ -22,7 +22,7 @@ from statistics import linear_regression
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from common import RESULTS, Row, describe_machine, emit, number, run_child, table, text, write_results
+from common import RESULTS, Row, describe_machine, emit, number, refuse_unknown, run_child, table, text, write_results
 from limits import Job, planned, run_jobs
 from lowtide.graph.samples import transformer
 from lowtide.plan import registry
@@ -225,9 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.child:
         capture(options.child)
         return 0
-    unknown = sorted(set(options.planners) - set(registry.names()))
-    if unknown:
-        parser.error(f"unknown planner {', '.join(unknown)}; there are {', '.join(registry.names())}")
+    refuse_unknown(parser, "planner", options.planners, registry.names())
     last = options.out / "scaling.json"
     kept = json.loads(last.read_text())["rows"] if options.keep and last.exists() else []
     found = {(row["graph"], row["ops"], row["planner"]): row for row in [*kept, *run(options)]}

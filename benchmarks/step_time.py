@@ -21,7 +21,7 @@ from torch import nn
 
 import lowtide
 import zoo
-from common import RESULTS, Row, describe_machine, emit, number, run_child, table, text, write_results
+from common import RESULTS, Row, describe_machine, emit, number, refuse_unknown, run_child, table, text, write_results
 
 DEFAULT = ("gpt", "resnet50", "unet", "hf_bert", "hf_gpt2")
 BUDGETS = ("100", "50")
@@ -124,9 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.child:
         run_model(options.child, options.pairs)
         return 0
-    unknown = sorted(set(options.only) - zoo.ALL.keys())
-    if unknown:
-        parser.error(f"unknown model {', '.join(unknown)}; there are {', '.join(zoo.ALL)}")
+    refuse_unknown(parser, "model", options.only, zoo.ALL)
     rows: list[Row] = []
     for name in options.only:
         for row in run_child(__file__, ["--child", name, "--pairs", str(options.pairs)]):

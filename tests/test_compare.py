@@ -83,7 +83,7 @@ def test_planners_of_one_kind_have_names_of_their_own() -> None:
 
 def test_all_planners_by_default() -> None:
     comparison = compare_planners(GRAPH, COSTS, budgets=["90%"])
-    assert set(comparison.planners) == set(names()) - {"brute_force"}
+    assert set(comparison.planners) == set(names()) - {"brute_force", "auto_thorough"}
 
 
 def test_table_and_json(tmp_path: Path) -> None:

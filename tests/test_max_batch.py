@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from lowtide.errors import (
     InvalidInputError,
     InvalidModelError,
     InvalidOptionError,
+    LowtideWarning,
 )
 from lowtide.graph import samples
 from lowtide.plan.account import MemoryAccount, optimizer_memory
@@ -29,6 +31,7 @@ from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
+from lowtide.run.fit import batch_on_fakes
 from train_within import MODELS, OPTIMIZERS, perceptron
 
 CHILD = Path(__file__).with_name("train_within.py")
@@ -262,3 +265,16 @@ def test_bad_input(options: dict[str, Any], error: type[Exception], message: str
 def test_budget_and_memory_exclude_each_other() -> None:
     with pytest.raises(InvalidBudgetError, match="give one"):
         lowtide.plan(perceptron(), (torch.ones(2, 96),), budget="50%", memory="1GiB")
+
+
+def test_a_batch_that_needs_data_is_made_for_real_and_said_to_be() -> None:
+    def make_batch(size: int) -> tuple[torch.Tensor]:
+        data = torch.zeros(size, 4)
+        return (data[: int(data.sum().item()) + size],)
+
+    with pytest.warns(LowtideWarning, match="does not work without data"):
+        (arguments, _) = batch_on_fakes(nn.Linear(4, 4), make_batch, 3)
+    assert arguments[0].shape == (3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batch_on_fakes(nn.Linear(4, 4), lambda size: (torch.zeros(size, 4),), 3)

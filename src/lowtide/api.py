@@ -214,7 +214,7 @@ def compare(
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         budgets: Bytes, sizes such as "6GiB", or shares of the unplanned peak such as "50%".
-        planners: Names or planners; by default all that are registered, without `brute_force`.
+        planners: Names or planners; by default all that are registered, without `brute_force` and `auto_thorough`.
         costs: As for `wrap`.
     """
     from lowtide.run.progress import ProgressLine

@@ -43,7 +43,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         help=f"default {' '.join(BUDGETS)}".replace("%", "%%"),
     )
     parser.add_argument(
-        "--planners", nargs="+", type=planner_name, metavar="NAME", help="default: all, without brute_force"
+        "--planners",
+        nargs="+",
+        type=planner_name,
+        metavar="NAME",
+        help="default: all but brute_force, auto_thorough",
     )
     add_planning(parser, planner=False)
     add_output(parser, out="save the table here, as JSON")

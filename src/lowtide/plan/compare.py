@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from lowtide.errors import InvalidBudgetError, InvalidOptionError, PlanFileError, PlannerRefusedError
+from lowtide.errors import InvalidBudgetError, InvalidOptionError, PlannerRefusedError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
 from lowtide.plan import registry
 from lowtide.plan.auto import Auto
 from lowtide.plan.base import AbstractPlanner, Progress, silent
-from lowtide.plan.files import replace_text
+from lowtide.plan.files import write_json
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Outcome
 from lowtide.plan.solve import solve
@@ -26,6 +25,8 @@ FORMAT = "lowtide-comparison"
 VERSION = 1
 BUDGETS = ("80%", "65%", "50%", "40%", "30%")
 REFUSED = "REFUSED"
+# Asked only by name: they take far longer than all others together.
+_SLOWEST = frozenset({"brute_force", "auto_thorough"})
 _WORDS = {
     Outcome.NOTHING_TO_DO.name: "nothing to do",
     Outcome.OPTIMAL.name: "optimal",
@@ -131,10 +132,7 @@ class Comparison:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the comparison to `path` as JSON, replacing what is there."""
-        try:
-            replace_text(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-        except OSError as error:
-            raise PlanFileError(f"Cannot write {os.fspath(path)!r}: {error.strerror}.") from None
+        write_json(path, self.to_dict())
 
     def __str__(self) -> str:
         """Return a line about the model, then one table row per budget and planner; the best of a budget has a *."""
@@ -180,7 +178,7 @@ def compare_planners(
         graph: The graph.
         costs: Costs of its ops.
         budgets: Bytes, sizes or shares of the unplanned peak.
-        planners: Names or planners; by default all that are registered, without `brute_force`.
+        planners: Names or planners; by default all that are registered, without `brute_force` and `auto_thorough`.
         progress: Receives a line of text now and then.
     """
     limits = _checked_budgets(budgets)
@@ -264,7 +262,7 @@ def _named_planners(planners: Sequence[str | AbstractPlanner], *, everything: bo
     named: dict[str, AbstractPlanner] = {}
     for planner in planners:
         if isinstance(planner, str):
-            if not (everything and planner == "brute_force"):
+            if not (everything and planner in _SLOWEST):
                 named[registry.normalise(planner)] = registry.get(planner)
         elif isinstance(planner, AbstractPlanner):
             kind = type(planner).__name__

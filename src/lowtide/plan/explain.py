@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -10,11 +9,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from lowtide.errors import InvalidOptionError, PlanFileError
+from lowtide.errors import InvalidOptionError
 from lowtide.plan.alive import AliveTensor, tensors_at_peak
 from lowtide.plan.base import AbstractPlanner, Progress, silent
 from lowtide.plan.compare import ComparisonRow, compare_planners
-from lowtide.plan.files import replace_text
+from lowtide.plan.files import write_json
 from lowtide.plan.result import Plan
 from lowtide.plan.table import text_table
 from lowtide.units import format_bytes
@@ -94,10 +93,7 @@ class Explanation:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the explanation to `path` as JSON, replacing what is there."""
-        try:
-            replace_text(path, json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
-        except OSError as error:
-            raise PlanFileError(f"Cannot write {os.fspath(path)!r}: {error.strerror}.") from None
+        write_json(path, self.to_dict())
 
     def __str__(self) -> str:
         """Return the peak, the tensors to blame, tables by module and source line, and the price of less memory."""

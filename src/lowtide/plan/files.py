@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from lowtide.errors import PlanFileError
 
 
 def replace_text(path: str | os.PathLike[str], text: str) -> None:
@@ -19,3 +23,11 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
+    """Write `data` to `path` in one step; raise `PlanFileError` if that cannot be done."""
+    try:
+        replace_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise PlanFileError(f"Cannot write {os.fspath(path)!r}: {error.strerror}.") from None

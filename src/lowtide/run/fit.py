@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,14 @@ from torch.utils import _pytree as pytree
 
 from lowtide.costs.devices import device_figures
 from lowtide.device import round_bytes
-from lowtide.errors import InfeasibleBudgetError, InvalidBudgetError, InvalidInputError, InvalidModelError, LowtideError
+from lowtide.errors import (
+    InfeasibleBudgetError,
+    InvalidBudgetError,
+    InvalidInputError,
+    InvalidModelError,
+    LowtideError,
+    LowtideWarning,
+)
 from lowtide.plan.account import MemoryAccount, OptimizerMemory, optimizer_memory, parse_memory
 from lowtide.plan.base import AbstractPlanner
 from lowtide.plan.batch import BatchFit, Trial, search
@@ -161,9 +169,14 @@ def batch_on_fakes(model: Callable[..., Any], make_batch: Callable[[int], Any], 
             made = make_batch(size)
     except LowtideError:
         raise
-    except Exception:
+    except Exception as error:  # whatever the user's function does with tensors that have no data
         # Not everything can be made of fakes: data from files or other libraries. Then the batch is a real one.
         made = _really(make_batch, size)
+        warnings.warn(
+            f"make_batch does not work without data ({type(error).__name__}: {error}), so real batches are made. Make it of new tensors only, as torch.zeros(size, ...), to plan without its memory.",
+            LowtideWarning,
+            stacklevel=2,
+        )
     return as_batch(made)
 
 
