@@ -173,7 +173,8 @@ def batch_on_fakes(model: Callable[..., Any], make_batch: Callable[[int], Any], 
         # Not everything can be made of fakes: data from files or other libraries. Then the batch is a real one.
         made = _really(make_batch, size)
         warnings.warn(
-            f"make_batch does not work without data ({type(error).__name__}: {error}), so real batches are made. Make it of new tensors only, as torch.zeros(size, ...), to plan without its memory.",
+            f"make_batch does not work without data ({type(error).__name__}: {error}), so real batches are made. "
+            "Make it of new tensors only, as torch.zeros(size, ...), to plan without their memory.",
             LowtideWarning,
             stacklevel=2,
         )
