@@ -136,7 +136,7 @@ def bench_lstm(pairs: int) -> Iterator[Row]:
                 "factor": peak / measured,
                 "predicted_extra": plan.overhead,
                 "planning_seconds": plan.seconds,
-                "blocks": len(plan.problem.graph.ops) // 3,
+                "blocks": sum(op.name.endswith(" gradients") for op in plan.problem.graph.ops),
             }
             if length == LENGTHS[-1] and name != "chen_recursive, k = 1":
                 row["extra"] = ratios(plain, [step], pairs)[0] - 1
@@ -306,7 +306,7 @@ class EveryBlock(AbstractPlanner):
             value
             for op in graph.forward
             for value in graph.ops[op].outputs
-            if graph.values[value].name[-6:] != "inside"
+            if not graph.values[value].name.endswith(("inside", "begun"))
         ]
         return Proposal(expand(graph, kept))
 

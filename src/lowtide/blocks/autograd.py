@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, _engine_run_backward, saved_tensors_hooks
 
+from lowtide.blocks.blanks import Blanks
 from lowtide.blocks.spec import storage_key
 
 Gradients = list[Tensor | None]
@@ -67,12 +68,14 @@ class Kept:
         box: Takes the gradients of the results when backward begins.
         edges: Where the gradients of the inputs arrive.
         state: Takes the tensors that the block was run on, if they were not kept.
+        blanks: Where a later run puts what autograd saves, if the first one did not keep it.
     """
 
     start: Tensor | None
     box: list[Gradients]
     edges: list[GradientEdge]
     state: list[Tensor]
+    blanks: Blanks | None = None
 
 
 def begin(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[GradientEdge]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from lowtide.blocks.autograd import Gradients, Kept, begin, differentiate, end
 from lowtide.blocks.autograd import apart as kept_apart
+from lowtide.blocks.blanks import Blanks
 from lowtide.blocks.contents import Contents, statistics_norms
 from lowtide.blocks.quiet import Owner, buffers_replaced, cloned, generators
 from lowtide.blocks.spec import Block, State, as_state
@@ -106,6 +107,7 @@ class Position:
         keyword_places: Where leaves are among the keyword arguments.
         random: Whether it draws random numbers.
         changing: Buffers that it changes, apart from those of normalisations.
+        stops: Whether a run for its backward only stops where the last tensor that backward reads is made.
         norms: Normalisations whose statistics it updates; found by itself.
         constant: Its other buffers; found by itself.
         places: Devices whose generators it may draw from; found by itself.
@@ -126,6 +128,7 @@ class Position:
     keyword_places: tuple[tuple[int, int], ...] = ()
     random: bool = False
     changing: tuple[Owner, ...] = ()
+    stops: bool = False
     norms: list[nn.Module] = field(default_factory=list)
     constant: list[Owner] = field(default_factory=list)
     places: tuple[torch.device, ...] = ()
@@ -163,7 +166,20 @@ class Position:
         If it is to be `apart`, the way back does not hold the state; it must be supplied again in backward.
         """
         supply: list[Tensor] = []
-        with torch.enable_grad(), kept_apart(state, supply) if apart else _NOTHING:
+        return self._run_recorded(state, arguments, kept_apart(state, supply) if apart else _NOTHING, supply)
+
+    def run_blank(self, state: State, arguments: Arguments) -> tuple[State, Kept]:
+        """Return all results, and the way back from them, to which `fill` must add what backward reads."""
+        statistics = (tensor for norm in self.norms for tensor in norm._buffers.values() if tensor is not None)
+        blanks = Blanks(tuple(statistics))
+        results, kept = self._run_recorded(state, arguments, blanks.left(), [])
+        kept.blanks = blanks
+        return results, kept
+
+    def _run_recorded(
+        self, state: State, arguments: Arguments, saving: AbstractContextManager[Any], supply: list[Tensor]
+    ) -> tuple[State, Kept]:
+        with torch.enable_grad(), saving:
             entered, edges, aliases = self.enter(state, arguments)
             results = self.call(entered, arguments, aliases)
             del entered
@@ -171,6 +187,13 @@ class Position:
             shared += [aliases[self.leaves[index]] for index in self.shared_leaves]
             kept = end([results[index] for index in self.gives], shared, edges, supply)
         return tuple(tensor.detach() for tensor in results), kept
+
+    def fill(self, kept: Kept, state: State, arguments: Arguments, **how: Callable[[], None]) -> None:
+        """Make again what the backward of `kept` reads, and nothing else; see `Blanks.fill`."""
+        assert kept.blanks is not None, "only runs that leave blanks are followed by this"
+        with torch.enable_grad():
+            entered, _, aliases = self.enter(state, arguments)
+            kept.blanks.fill(lambda: self.call(entered, arguments, aliases), self.unit.labels[-1], **how)
 
     def enter(self, state: State, arguments: Arguments) -> tuple[State, list[GradientEdge], dict[int, Tensor]]:
         """Return the state and the leaves as the beginning of a graph, and where their gradients will arrive."""

@@ -159,6 +159,7 @@ class _Capture:
             parameters=draft.parameters + figures.foreign,
             random=figures.random,
             changing=tuple(owners[index] for index in figures.changing),
+            stops=figures.stop_seconds is not None,
         )
         return position, figures, after
 

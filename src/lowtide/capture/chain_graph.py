@@ -4,12 +4,16 @@ Every position is one forward op, which makes the state after it and what autogr
 the first reads what is held and the gradient that arrives, the second makes the gradients that leave. They are two
 because what is held is freed while the gradients are made, and their sum would be too much.
 
+Where a run for backward only is to stop early, the forward op is two as well: one makes what is held inside, the other
+the state after it. A backward that follows needs the first one only. The second never runs alone; see `joined`.
+
 A run that keeps nothing is priced as one that does: both then have the same peak as the backward that follows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide import device as devices
@@ -21,8 +25,9 @@ from lowtide.capture.chain_profile import OUTSIDE, Figures
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, OpId, ValueId
+from lowtide.schedule.steps import Schedule
 
-FORWARD, BACKWARD, GRADIENTS = "forward", "backward", "gradients"
+FORWARD, INSIDE, BACKWARD, GRADIENTS = "forward", "inside", "backward", "gradients"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,46 @@ class _Token:
 def chain_graph(captured: Captured) -> ChainGraph:
     """Return the graph of a captured chain."""
     return _Writer(captured).write()
+
+
+def joined(steps: Sequence[tuple[str, int]], schedule: Schedule) -> Schedule:
+    """Return `schedule` as it will run: both ops of a forward, and both of a backward, come one after the other.
+
+    The op that makes a position's results is preceded by that which makes what is inside; that one alone is left out
+    unless the position's backward reads what it made.
+    """
+    phases: tuple[list[OpId], list[OpId]] = ([], [])
+    for phase, given in zip(phases, (schedule.forward, schedule.backward), strict=True):
+        for op in given:
+            kind, position = steps[op]
+            if kind == FORWARD and op and steps[op - 1] == (INSIDE, position) and phase[-1:] != [op - 1]:
+                phase.append(op - 1)
+            if kind != GRADIENTS:
+                phase.append(op)
+            if kind == BACKWARD:
+                phase.append(op + 1)
+    idle = _idle(steps, phases[0] + phases[1])
+    places = range(len(phases[0])), range(len(phases[0]), len(phases[0]) + len(phases[1]))
+    return Schedule(
+        *(
+            tuple(op for place, op in zip(within, phase, strict=True) if place not in idle)
+            for within, phase in zip(places, phases, strict=True)
+        )
+    )
+
+
+def _idle(steps: Sequence[tuple[str, int]], ops: Sequence[OpId]) -> set[int]:
+    """Return the places of lone runs for what is inside a position that its backward does not read."""
+    following: dict[int, str] = {}
+    found = set()
+    for place in reversed(range(len(ops))):
+        kind, position = steps[ops[place]]
+        alone = kind == INSIDE and tuple(ops[place + 1 : place + 2]) != (ops[place] + 1,)
+        if alone and following.get(position) != BACKWARD:
+            found.add(place)
+        elif kind in (INSIDE, BACKWARD):
+            following[position] = kind
+    return found
 
 
 class _Writer:
@@ -93,26 +138,51 @@ class _Writer:
         outputs = [
             (name, sum(token.size for token in group)) for name, group in zip(names, groups.values(), strict=True)
         ]
-        if figures.gives:
+        inputs, seconds, replay = self._ids(self._states[k]), figures.seconds, self._replay_bytes(position, figures)
+        random = figures.random
+        if figures.stop_seconds is not None:
+            inputs += self._begin(k, inputs, figures.stop_seconds, replay)
+            seconds, replay, random = seconds - figures.stop_seconds, 0, False
+        elif figures.gives:
             outputs.append((f"{position.unit.name} inside", figures.inside_bytes))
         made = self._builder.add_op(
             f"{position.unit.name} forward",
-            self._ids(self._states[k]),
+            inputs,
             outputs,
             target=_target(position),
             module=position.unit.name,
-            random=figures.random,
-            replay_bytes=self._replay_bytes(position, figures) if outputs else 0,
-            seconds=figures.seconds,
+            random=random,
+            replay_bytes=replay if outputs else 0,
+            seconds=seconds,
             workspace_bytes=figures.workspace_bytes,
         )
         for value, ((_, held), group) in zip(made, groups.items(), strict=False):
             self._values.update(dict.fromkeys(group, value))
             if held:
                 self._outputs.append(value)
-        if figures.gives:
+        if figures.gives and figures.stop_seconds is None:
             self._inside[k] = made[-1]
         self._steps[len(self._steps)] = (FORWARD, k)
+
+    def _begin(self, k: int, inputs: list[ValueId], seconds: float, replay_bytes: int) -> list[ValueId]:
+        """Add the op that makes what is inside, and return what the op after it reads."""
+        name, figures = self._positions[k].unit.name, self._figures[k]
+        # The second value keeps planners from cutting the chain here; behind the first position the state does.
+        outputs = [(f"{name} inside", figures.inside_bytes), (f"{name} begun", 0)][: 1 if k else 2]
+        made = self._builder.add_op(
+            f"{name} inside",
+            inputs,
+            outputs,
+            target=_target(self._positions[k]),
+            module=name,
+            random=figures.random,
+            replay_bytes=replay_bytes,
+            seconds=seconds,
+            workspace_bytes=figures.stop_workspace_bytes,
+        )
+        self._inside[k] = made[0]
+        self._steps[len(self._steps)] = (INSIDE, k)
+        return list(made)
 
     def _backward(self, k: int, gradient: ValueId, begun: set[int]) -> ValueId:
         """Add the ops of one backward and return the gradient that it hands on."""

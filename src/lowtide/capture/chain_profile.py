@@ -6,7 +6,6 @@ backward is more than what is there before and after. Which of its inputs and re
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,10 +19,11 @@ from lowtide.blocks.autograd import hooks_off
 from lowtide.blocks.position import Arguments, Position
 from lowtide.blocks.quiet import buffers_replaced, cloned, generators, owners_of, put_random, take_random
 from lowtide.blocks.spec import State, aliases_of, specs_of, storage_bytes, storage_key
+from lowtide.capture.chain_clock import ENOUGH_SECONDS, FEW_RUNS, MANY_RUNS, least, seconds_of
+from lowtide.capture.chain_stop import measure_stop
 from lowtide.errors import InvalidInputError, InvalidModelError, LowtideError
 from lowtide.measure import run_phases
 
-_MANY_RUNS, _FEW_RUNS, _ENOUGH_SECONDS = 12, 3, 0.06
 OUTSIDE = -2
 NEW = -1
 
@@ -53,6 +53,8 @@ class Figures:
         leaf_bytes: Gradient of every leaf; 0 where there is none.
         seconds: Time of a run.
         backward_seconds: Time of its backward.
+        stop_seconds: Time of a run that stops when it has made what its backward reads; None if that is not worth it.
+        stop_workspace_bytes: Most bytes during such a run, beyond what is held inside.
         random: Whether it draws random numbers.
         changing: Which of its buffers it changes, apart from statistics of normalisations, by number.
         after: What the tensors of the state after it are.
@@ -75,6 +77,8 @@ class Figures:
     leaf_bytes: tuple[int, ...] = ()
     seconds: float = 0.0
     backward_seconds: float = 0.0
+    stop_seconds: float | None = None
+    stop_workspace_bytes: int = 0
     random: bool = False
     changing: tuple[int, ...] = ()
     after: tuple[Any, ...] = ()
@@ -95,6 +99,7 @@ def profile_unit(position: Position, state: State, arguments: Arguments, before:
             figures, known = _probe(position, state, arguments, before, random, places)
             if figures.gives:
                 figures = _measure_training(known, figures, state, arguments)
+                figures = _with_stop(known, figures, state, arguments)
             figures, after = _measure_run(known, figures, state, arguments)
     finally:
         put_random(places, random)
@@ -254,12 +259,13 @@ def _origins(
 def _measure_run(position: Position, figures: Figures, state: State, arguments: Arguments) -> tuple[Figures, State]:
     """Return `figures` with what a run without gradients takes, and its state."""
     results: list[State] = []
+    device = state[0].device
     phases = [lambda: results.append(position.run(state, arguments))]
-    ((peak, _),) = run_phases(phases, state[0].device)
+    ((peak, _),) = run_phases(phases, device)
     workspace = peak - sum(figures.result_bytes) - figures.inside_bytes
     figures = replace(figures, workspace_bytes=max(figures.workspace_bytes, workspace, 0))
     if not figures.gives:
-        figures = replace(figures, seconds=_least_seconds(lambda: position.run(state, arguments), state[0].device))
+        figures = replace(figures, seconds=least(lambda: seconds_of(lambda: position.run(state, arguments), device)))
     emitted = position.unit.emits * len(position.unit.blocks)
     return figures, results[0][: len(results[0]) - emitted]
 
@@ -355,6 +361,18 @@ def _measure_training(position: Position, figures: Figures, state: State, argume
     return replace(figures, seconds=seconds, backward_seconds=backward_seconds)
 
 
+def _with_stop(position: Position, figures: Figures, state: State, arguments: Arguments) -> Figures:
+    """Return `figures` with what a run takes that stops early, if there is one: backward must not read a result."""
+    stop = None if figures.saved_results else measure_stop(position, state, arguments, sum(figures.result_bytes))
+    if stop is None or stop.held_bytes > figures.inside_bytes:
+        return figures
+    return replace(
+        figures,
+        stop_seconds=max(figures.seconds - stop.seconds_saved, 0.0),
+        stop_workspace_bytes=max(stop.most_bytes - figures.inside_bytes, 0),
+    )
+
+
 def _gradient_bytes(gradient: Tensor | None) -> int:
     return 0 if gradient is None else devices.round_bytes(storage_bytes(gradient), gradient.device)
 
@@ -366,29 +384,12 @@ def _training_seconds(
     device = state[0].device
     forward, backward = [], []
     trial = _Trial(position, state, arguments)
-    while len(forward) < _FEW_RUNS or (len(forward) < _MANY_RUNS and sum(forward) + sum(backward) < _ENOUGH_SECONDS):
+    while len(forward) < FEW_RUNS or (len(forward) < MANY_RUNS and sum(forward) + sum(backward) < ENOUGH_SECONDS):
         if forward:
             trial.adopt()
-        forward.append(_seconds(trial.forward, device))
+        forward.append(seconds_of(trial.forward, device))
         trial.turn()
         trial.add(emitted)
         trial.forget()
-        backward.append(_seconds(trial.backward, device))
+        backward.append(seconds_of(trial.backward, device))
     return min(forward), min(backward)
-
-
-def _least_seconds(run: Callable[[], Any], device: torch.device) -> float:
-    times = [_seconds(run, device)]
-    while len(times) < _FEW_RUNS or (len(times) < _MANY_RUNS and sum(times) < _ENOUGH_SECONDS):
-        times.append(_seconds(run, device))
-    return min(times)
-
-
-def _seconds(run: Callable[[], Any], device: torch.device) -> float:
-    """Return the time of `run()`; on the CPU that of this thread, which does not count what others do meanwhile."""
-    clock = time.thread_time if device.type == "cpu" else time.perf_counter
-    devices.synchronize(device)
-    start = clock()
-    run()
-    devices.synchronize(device)
-    return clock() - start

@@ -20,34 +20,8 @@ from lowtide.blocks.position import Arguments, Position
 from lowtide.blocks.quiet import Autocast, RandomStates, autocast_as, put_random, take_random
 from lowtide.blocks.spec import State
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError
+from lowtide.lower.chain_steps import Step, steps_of
 from lowtide.schedule.steps import Schedule
-
-FORWARD, BACKWARD = "forward", "backward"
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One run of a position.
-
-    Attributes:
-        position: Which one.
-        back: Whether it goes backward.
-        keep: Whether what its backward reads is kept.
-        apart: Whether the state before it is not kept with that, and is supplied by a later run.
-        again: Whether it has run before.
-        last: Whether it does not run forward again.
-        store: Whether the state after it is read by a later run.
-        drop: Whether the state before it is not read any more.
-    """
-
-    position: int
-    back: bool = False
-    keep: bool = False
-    apart: bool = False
-    again: bool = False
-    last: bool = True
-    store: bool = False
-    drop: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +49,7 @@ class ChainProgram:
         """Return the program of `schedule`, whose ops do what `meanings` say."""
         parameters = {id(each): each for position in positions for each in position.parameters}
         number = {key: index for index, key in enumerate(parameters)}
-        steps = _steps([meanings[op] for op in schedule.steps], positions)
+        steps = steps_of([meanings[op] for op in schedule.steps], positions)
         boundary = len(schedule.forward)
         emits = [position.unit.emits * len(position.unit.blocks) for position in positions]
         places = [0, *accumulate(emits)]
@@ -94,55 +68,6 @@ class ChainProgram:
             Tape(self, arguments, autocast), len(state), *state, *arguments.leaves, *self.parameters
         )
         return outputs
-
-
-def _steps(runs: Sequence[tuple[str, int]], positions: Sequence[Position]) -> list[Step | None]:
-    """Return the steps that `runs` mean; None for ops that have nothing to do."""
-    found: list[Step | None] = [None] * len(runs)
-    # Seen from the end: states and graphs that later runs read, and positions that run forward later.
-    states: set[int] = set()
-    graphs: set[int] = set()
-    later: set[int] = set()
-    first = {position: place for place, (kind, position) in reversed(list(enumerate(runs))) if kind == FORWARD}
-    apart = _kept_apart(runs, positions)
-    for place in reversed(range(len(runs))):
-        kind, position = runs[place]
-        if kind == BACKWARD:
-            supply = place in apart
-            found[place] = Step(position, back=True, apart=supply, drop=position not in states)
-            graphs.add(position)
-            if supply:
-                states.add(position)
-        elif kind == FORWARD:
-            found[place] = Step(
-                position,
-                keep=position in graphs,
-                apart=place in apart,
-                again=first[position] != place,
-                last=position not in later,
-                store=position + 1 in states,
-                drop=position not in states,
-            )
-            graphs.discard(position)
-            states.discard(position + 1)
-            states.add(position)
-            later.add(position)
-    return found
-
-
-def _kept_apart(runs: Sequence[tuple[str, int]], positions: Sequence[Position]) -> set[int]:
-    """Return the runs that keep what is inside but not the state before, and the backward runs that they serve.
-
-    The state is there again by then: the position before runs once more in between.
-    """
-    found: set[int] = set()
-    forward: dict[int, int] = {}
-    for place, (kind, position) in enumerate(runs):
-        if kind == FORWARD:
-            forward[position] = place
-        elif kind == BACKWARD and positions[position].reads_state and forward.get(position - 1, -1) > forward[position]:
-            found.update((place, forward[position]))
-    return found
 
 
 @dataclass
@@ -193,8 +118,13 @@ class Tape:
         return results
 
     def _plain_run(self, step: Step, position: Position, state: State) -> State:
+        if step.fill:
+            position.fill(self.kept[step.position], state, self.arguments)
+            return ()
         if step.keep:
             results, self.kept[step.position] = position.run_kept(state, self.arguments, apart=step.apart)
+        elif step.blank:
+            results, self.kept[step.position] = position.run_blank(state, self.arguments)
         else:
             results = position.run(state, self.arguments)
         if len(results) != position.results:
@@ -349,6 +279,8 @@ def _go_back(tape: Tape, state_size: int, size: int, gradients: list[Tensor | No
                     del tape.states[at]
             flow = sums.back(at, kept, flow, retain=retain and at in from_forward)
             kept.state.clear()
+            if retain and kept.blanks is not None:
+                kept.blanks.empty()
     return (None, None, *(flow if not at else [None] * state_size), *sums.leaves, *sums.parameters)
 
 

@@ -17,7 +17,7 @@ from lowtide.blocks.position import Arguments
 from lowtide.blocks.quiet import Autocast, autocast_now
 from lowtide.blocks.spec import Block, State, aliases_of, as_state, label_of, specs_of
 from lowtide.capture.chain import Blocks, capture_chain
-from lowtide.capture.chain_graph import BACKWARD, GRADIENTS, ChainGraph, chain_graph
+from lowtide.capture.chain_graph import ChainGraph, chain_graph, joined
 from lowtide.errors import InfeasibleBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.lower.chain import ChainProgram
 from lowtide.plan.base import Progress
@@ -26,7 +26,6 @@ from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings
-from lowtide.schedule.steps import Schedule
 from lowtide.units import format_bytes
 
 # Planners that put something between the two ops of a backward are asked again for a little less.
@@ -224,10 +223,8 @@ class PlannedBlocks:
 
 
 def _as_run(made: ChainGraph, problem: Problem, plan: Plan) -> Plan:
-    """Return `plan` as it will run: the two ops of a position's backward are one call and nothing comes between."""
-    backward = [op for op in plan.schedule.backward if made.steps[op][0] != GRADIENTS]
-    joined = [each for op in backward for each in ((op, op + 1) if made.steps[op][0] == BACKWARD else (op,))]
-    schedule = Schedule(plan.schedule.forward, tuple(joined))
+    """Return `plan` as it will run: the two ops of a position's forward or backward are one call."""
+    schedule = joined(made.steps, plan.schedule)
     if schedule == plan.schedule and problem == plan.problem:
         return plan
     return replace(plan, problem=problem, schedule=schedule, trace=problem.price(schedule))
