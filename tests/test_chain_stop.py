@@ -218,7 +218,9 @@ def _checkpointed_at_random(x: Tensor) -> Tensor:
     return checkpoint(F.dropout, x, 0.3, use_reentrant=False)
 
 
-@pytest.mark.parametrize("function", [_Doubled.apply, _checkpointed, lambda x: torch.relu_(x) + 1])
+@pytest.mark.parametrize(
+    "function", [_Doubled.apply, _checkpointed, lambda x: torch.relu_(x) + 1, lambda x: x**3.0 * 0.1]
+)
 def test_functions_inside(function: Any) -> None:
     exact([Inside(function) for _ in range(4)], random_batches())
 
@@ -259,6 +261,17 @@ def test_a_block_that_saves_less_later() -> None:
     y = chained(x)
     with pytest.raises(errors.InvalidModelError, match=r"Block 0 .*saved other tensors"):
         y.sum().backward()
+
+
+def test_a_block_that_returns_less_later() -> None:
+    number = 2
+    chained = lowtide.chain([lambda a, b: (a.sin() + b, b + 1)[:number]] * 2, budget="1TiB", planner=EveryBlock())
+    args = [torch.randn(BATCH, DIM, requires_grad=True) for _ in range(2)]
+    chained(*args)
+    assert stopped(chained.plans[0])
+    number = 1
+    with pytest.raises(errors.InvalidModelError, match="returned 1 tensors"):
+        chained(*args)
 
 
 def test_forward_hooks_do_not_run_where_a_run_has_stopped() -> None:

@@ -158,7 +158,7 @@ class Position:
         extras = arguments.extras[unit.first : unit.first + len(unit.blocks)]
         with torch.no_grad():
             after, emitted = unit.call(state, extras, arguments.keywords)
-        return after + emitted
+        return self._checked(after + emitted)
 
     def run_kept(self, state: State, arguments: Arguments, *, apart: bool = False) -> tuple[State, Kept]:
         """Return all results, and the way back from them to the state before, the leaves and the parameters.
@@ -181,12 +181,21 @@ class Position:
     ) -> tuple[State, Kept]:
         with torch.enable_grad(), saving:
             entered, edges, aliases = self.enter(state, arguments)
-            results = self.call(entered, arguments, aliases)
+            results = self._checked(self.call(entered, arguments, aliases))
             del entered
             shared = [self.parameters[index] for index in self.shared_parameters]
             shared += [aliases[self.leaves[index]] for index in self.shared_leaves]
             kept = end([results[index] for index in self.gives], shared, edges, supply)
         return tuple(tensor.detach() for tensor in results), kept
+
+    def _checked(self, results: State) -> State:
+        """Return `results`; raise if their number has changed."""
+        if len(results) == self.results:
+            return results
+        raise InvalidModelError(
+            f"{self.unit.labels[-1]} returned {len(results)} tensors; when it was looked at, it returned "
+            f"{self.results}. The number must not change from call to call."
+        )
 
     def fill(self, kept: Kept, state: State, arguments: Arguments, **how: Callable[[], None]) -> None:
         """Make again what the backward of `kept` reads, and nothing else; see `Blanks.fill`."""
