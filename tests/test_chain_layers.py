@@ -21,11 +21,11 @@ DROP = DropEverything()
 class Layer(nn.Module):
     def __init__(self, number: int, *, as_tuple: bool = False) -> None:
         super().__init__()
-        self.layer_idx, self.as_tuple = number, as_tuple
+        self.layer_idx, self.as_tuple, self.rate = number, as_tuple, 0.2
         self.norm, self.linear, self.out = nn.LayerNorm(DIM), nn.Linear(DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
 
     def forward(self, hidden_states: Tensor, mask: Tensor | None = None, *, scale: Any = 1.0) -> Any:
-        inner = F.dropout(torch.relu(self.linear(self.norm(hidden_states))), 0.2, self.training)
+        inner = F.dropout(torch.relu(self.linear(self.norm(hidden_states))), self.rate, self.training)
         after = hidden_states + self.out(inner) * (scale if mask is None else mask * scale)
         return (after, None) if self.as_tuple else after
 
@@ -150,6 +150,40 @@ def test_skipped_layers_and_other_inputs_get_an_error() -> None:
         model(*batches()[0][0])
     model = lowtide.chain_layers(Parallel(), budget="1TiB", planner=DROP)
     with pytest.raises(errors.InvalidModelError, match="not called with the output of layer 0"):
+        model(*batches()[0][0])
+
+
+def test_random_numbers_between_layers_get_an_error_if_layers_draw_too() -> None:
+    class Dropping(Model):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            for layer in self.layers:
+                if torch.rand(()) >= 0:
+                    x = layer(x, mask)
+            return x.mean()
+
+    model = lowtide.chain_layers(Dropping(), budget="1TiB", planner=DROP)
+    with pytest.raises(errors.InvalidModelError, match="random numbers between its layers"):
+        model(*batches()[0][0])
+    lowtide.unwrap(model)
+    for layer in model.layers:
+        layer.rate = 0.0
+    check(model)
+
+
+def test_a_cache_given_by_position_gets_an_error() -> None:
+    class Cache:
+        def get_seq_length(self) -> int:
+            return 0
+
+    class Caching(Model):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            cache = Cache()
+            for layer in self.layers:
+                x = layer(x, cache)
+            return x
+
+    model = lowtide.chain_layers(Caching(), budget="1TiB", planner=DROP)
+    with pytest.raises(errors.InvalidInputError, match=r"a Cache of past keys and values.*use_cache=False"):
         model(*batches()[0][0])
 
 

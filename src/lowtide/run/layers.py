@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lowtide.blocks.quiet import RandomStates, generators, take_random
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.run.chain import Chain, PlannedBlocks
 from lowtide.run.settings import Settings
@@ -116,6 +117,9 @@ class ChainedLayers(nn.ModuleList):
         self.__dict__["_planned"] = PlannedBlocks(names, self._adapters, settings)
         self._active = 0
         self._calls: list[_Call] = []
+        self._places: tuple[torch.device, ...] = ()
+        self._random: RandomStates = ()
+        self._drawn = False
         self._handles: list[Any] = []
 
     @property
@@ -172,6 +176,10 @@ class ChainedLayers(nn.ModuleList):
                 "each once and in order; lowtide.unwrap(model) undoes the chain."
             )
         self._calls.append(_noted(number, args, kwargs))
+        if not number:
+            self._places = generators(self.parameters())
+        before, self._random = self._random, take_random(self._places)
+        self._drawn = bool(number) and (self._drawn or not _same(before, self._random))
         if number < len(self) - 1:
             return Promise(number)
         calls, self._calls = self._calls, []
@@ -184,7 +192,18 @@ class ChainedLayers(nn.ModuleList):
                 f"The first layer was called with a {type(state).__name__}; chained layers take a tensor first."
             )
         result = self._planned((state,), [call.extras for call in calls], {}, training=self.training)
+        if self._drawn and not _same(self._random, take_random(self._places)):
+            raise InvalidModelError(
+                "The model draws random numbers between its layers, as dropping layers at random does, and the layers "
+                "draw some themselves. Chained layers all run when the last one is called, so they would not get the "
+                "numbers of plain training. Set the dropout of the layers to 0, or undo the chain by "
+                "lowtide.unwrap(model)."
+            )
         return (result,) if self._adapters[-1].returns_tuple else result
+
+
+def _same(one: RandomStates, other: RandomStates) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 class _Call:
@@ -212,7 +231,10 @@ def _noted(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
             f"Layer {number} was not called with the output of layer {number - 1}, so the layers are no chain. "
             "lowtide.unwrap(model) undoes the chain."
         )
-    if (cache := kwargs.get("past_key_values", kwargs.get("past_key_value"))) is not None:
+    given = (kwargs.get("past_key_values"), kwargs.get("past_key_value"))
+    # Some models pass it by position; then it is known by what it can do.
+    given += tuple(value for value in (*args, *kwargs.values()) if hasattr(value, "get_seq_length"))
+    if (cache := next((value for value in given if value is not None), None)) is not None:
         raise InvalidInputError(
             f"The layers were given a {type(cache).__name__} of past keys and values, which they would extend again "
             "when they are recomputed. Call the model with use_cache=False."
