@@ -363,12 +363,15 @@ def _measure_training(position: Position, figures: Figures, state: State, argume
 
 def _with_stop(position: Position, figures: Figures, state: State, arguments: Arguments) -> Figures:
     """Return `figures` with what a run takes that stops early, if there is one: backward must not read a result."""
-    stop = None if figures.saved_results else measure_stop(position, state, arguments, sum(figures.result_bytes))
+    if figures.saved_results:
+        return figures
+    size, seconds = sum(figures.result_bytes), figures.seconds
+    stop = measure_stop(position, state, arguments, result_bytes=size, seconds=seconds)
     if stop is None or stop.held_bytes > figures.inside_bytes:
         return figures
     return replace(
         figures,
-        stop_seconds=max(figures.seconds - stop.seconds_saved, 0.0),
+        stop_seconds=max(seconds - stop.seconds_saved, 0.0),
         stop_workspace_bytes=max(stop.most_bytes - figures.inside_bytes, 0),
     )
 

@@ -13,8 +13,9 @@ from lowtide.capture.chain_clock import least, now, seconds_of
 from lowtide.errors import InvalidModelError
 from lowtide.measure import run_phases
 
-# What leaving blanks and filling them takes on a slow processor: for a run, and for every blank.
-_RUN_SECONDS, _BLANK_SECONDS = 2e-5, 5e-6
+# What leaving blanks and filling them takes on a slow processor: for a run, for every blank, and as a share of a run,
+# for a first run that leaves blanks takes longer than one without gradients by up to a tenth.
+_RUN_SECONDS, _BLANK_SECONDS, _SHARE = 2e-5, 5e-6, 0.15
 # Numbers in formulas, which autograd keeps as tensors that no hook sees.
 _LITTLE_BYTES = 256
 
@@ -34,11 +35,14 @@ class Stop:
     most_bytes: int
 
 
-def measure_stop(position: Position, state: State, arguments: Arguments, result_bytes: int) -> Stop | None:
+def measure_stop(
+    position: Position, state: State, arguments: Arguments, *, result_bytes: int, seconds: float
+) -> Stop | None:
     """Return what a run takes that ends when it has made what backward reads; None if there is nothing to gain.
 
     That is so if autograd holds more than can be left blank, as functions do that keep tensors in their own way; if the
     unit saves other tensors in its second run; or if what is not computed takes no longer than leaving blanks.
+    `result_bytes` and `seconds` are those of a whole run.
     """
     trial = _Trial(position, state, arguments)
     try:
@@ -48,7 +52,7 @@ def measure_stop(position: Position, state: State, arguments: Arguments, result_
     if first[1] > result_bytes + _LITTLE_BYTES:
         return None
     saved = trial.seconds_saved()
-    if saved < _RUN_SECONDS + trial.blanks * _BLANK_SECONDS:
+    if saved < _RUN_SECONDS + trial.blanks * _BLANK_SECONDS + _SHARE * seconds:
         return None
     return Stop(saved, second[1], second[0])
 
