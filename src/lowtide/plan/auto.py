@@ -6,8 +6,8 @@ than a planner of its list.
 
 1. Every planner of the list that serves the problem proposes a schedule.
 2. In rounds, the search takes the best schedule further by taking parts out and mending them another way, while the
-   proof looks at one more moment of the step on another core. One round begins anew at plain training several times and
-   goes down to the budget in strides, for a search can be caught.
+   proof looks at one more moment of the step on another core. Some searches begin anew, for a search can be caught: at
+   plain training and down to the budget in strides, or by running again what the solution behind the proof does.
 3. It ends when the overhead is within `gap` of the proved bound, after the rounds that `effort` allows, or when the
    time is up.
 
@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import count
 
 from lowtide.errors import InvalidOptionError
+from lowtide.graph.ir import OpId
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
@@ -36,14 +39,37 @@ from lowtide.schedule.verify import verify
 
 # Overheads this close count as equal: the proof rounds each op's cost down to a millionth of the step.
 _EQUAL = 1e-5
-# Of each round: how often the search is called, the work of each call, in about microseconds, and the work of the
-# proof, in about seconds. Where it is called several times, each call begins anew.
-_ROUNDS = ((1, 500_000, 1.5), (3, 1_000_000, 2.0), (1, 3_000_000, 2.5))
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
 # Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
+
+
+class _From(Enum):
+    """Where a search begins."""
+
+    BEST = auto()
+    PLAIN = auto()
+    PROOF = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Searches one after the other, with the work of each, in about microseconds, and of the proof, in about seconds.
+
+    Beside the proof they must not depend on what it finds meanwhile: the answer is to be the same every time.
+    """
+
+    searches: tuple[tuple[_From, int], ...]
+    proof: float
+
+
+_ROUNDS = (
+    _Round(((_From.BEST, 500_000),), 1.5),
+    _Round(((_From.PROOF, 1_500_000), (_From.PLAIN, 1_500_000), (_From.PROOF, 1_500_000)), 2.0),
+    _Round(((_From.PROOF, 1_500_000), (_From.PROOF, 1_500_000), (_From.BEST, 2_000_000)), 2.5),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,18 +158,20 @@ class _Work:
         provable = len(self.problem.graph.ops) <= _MOST_OPS
         refiner = Refiner(self.problem) if provable else None
         with ThreadPoolExecutor(max_workers=1) as other_core:
-            for number in range(self._num_rounds()):
-                if self._is_done():
+            for number in count():
+                # There are more of them as soon as something fits.
+                if self._is_done() or number >= self._num_rounds():
                     return
-                calls, search, proof = _ROUNDS[number % len(_ROUNDS)]
+                planned = _ROUNDS[number % len(_ROUNDS)]
                 scale = max(1.0, self.auto.effort / 4)
-                if not self.climb.fits:
-                    # All that the proof can still tell is that nothing fits, and it does so early if at all.
-                    proof = _LITTLE
-                limits = Limits(self._seconds_left(), proof * scale, self.auto.gap / 10, self._enough())
+                # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
+                proof = (planned.proof if self.climb.fits else _LITTLE) * scale
+                limits = Limits(self._seconds_left(), proof, self.auto.gap / 10, self._enough())
+                hint = () if refiner is None else refiner.hint
                 proving = None if refiner is None or refiner.done else other_core.submit(refiner.advance, limits)
-                for _ in range(calls):
-                    self.climb.improve(int(search * scale), anew=calls > 1, until=self._deadline())
+                for start, work in planned.searches:
+                    # The last planner of the list has looked for less memory already.
+                    self._search(start, int(work * scale if self.climb.fits else _LITTLE * work * scale), hint)
                 if proving is not None:
                     self.bound = max(self.bound, proving.result().bound)
                 self._report()
@@ -159,9 +187,15 @@ class _Work:
             optimal=self.climb.overhead - self.bound <= _EQUAL,
         )
 
+    def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
+        if start is _From.PROOF and hint:
+            self.climb.improve(work, hint=hint, until=self._deadline())
+        else:
+            self.climb.improve(work, anew=start is not _From.BEST, until=self._deadline())
+
     def _num_rounds(self) -> int:
         if self.auto.effort <= 1 and not self.climb.fits:
-            return 2
+            return 1
         if self.auto.effort <= 1 and len(self.problem.graph.ops) > _LARGE:
             return 1
         return max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))

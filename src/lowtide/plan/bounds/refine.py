@@ -52,6 +52,11 @@ class Refiner:
         self._timeline = Timeline.of(problem)
         self._promising = _candidates(problem, self._timeline)
 
+    @property
+    def hint(self) -> frozenset[OpId]:
+        """The ops that run again in the solution behind the best proof, as far as one is known."""
+        return frozenset() if self.proof.hint is None else frozenset().union(*self.proof.hint.rerun)
+
     def advance(self, limits: Limits) -> Proof:
         """Add the moment that seems best, and return the best proof; the time of `limits` is for all of it."""
         deadline = time.perf_counter() + limits.seconds

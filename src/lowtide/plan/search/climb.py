@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import replace
 
+from lowtide.graph.ir import OpId
 from lowtide.plan.problem import Problem
 from lowtide.plan.search.descend import descend, tidy
 from lowtide.plan.search.drop import Taste
@@ -15,6 +18,8 @@ from lowtide.schedule.steps import Schedule
 
 # How far one stride goes: the next limit as a share of the one before.
 _STRIDE = 0.8
+# What an op of a hint seems to cost beside others.
+_LIKED = 0.07
 
 
 class Climb:
@@ -62,12 +67,16 @@ class Climb:
         if self._key(trace) < self._start_key and self._timeline(schedule) is not None:
             self._start, self._start_key = schedule, self._key(trace)
 
-    def improve(self, work: int, *, anew: bool = False, until: float = float("inf")) -> None:
+    def improve(
+        self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), until: float = float("inf")
+    ) -> None:
         """Search on for about `work` units of work, until the clock shows `until` at most.
 
         Args:
             work: Effort, about in microseconds but counted in steps.
             anew: Begin again at plain training and go down to the budget in strides, with some search at each.
+            hint: If given, begin again at plain training and go down to the budget by running these ops again rather
+                than others.
             until: A time of `time.perf_counter`.
         """
         self._calls += 1
@@ -76,7 +85,9 @@ class Climb:
         if not self.fits:
             self._reach(limit, dice, work)
             return
-        if anew:
+        if hint:
+            timeline = self._follow(hint, dice)
+        elif anew:
             timeline = self._stride(dice, work // 2, until)
             work -= work // 2
         else:
@@ -99,6 +110,23 @@ class Climb:
             schedule = improve(timeline, limit, dice=dice, work=work // strides, until=until)
             timeline = self._timeline(schedule)
         return timeline
+
+    def _follow(self, hint: Collection[OpId], dice: Dice) -> Timeline | None:
+        """Return a timeline within the budget that runs the ops of `hint` again rather than others, or None."""
+        liked, limit = frozenset(hint), self._problem.budget_bytes
+        costs = self._problem.costs
+        seconds = tuple(_LIKED * cost if op in liked else cost for op, cost in enumerate(costs.seconds))
+        facts = Facts(self._problem.graph, replace(costs, seconds=seconds))
+        area = dice.few.random() < 0.5
+        for taste in (Taste(area=area), Taste(area=not area)):
+            timeline = Timeline(facts)
+            if descend(timeline, limit, taste) <= limit:
+                tidy(timeline, limit)
+                found = self._timeline(timeline.schedule())
+                if found is not None:
+                    tidy(found, limit)
+                    return found
+        return None
 
     def _reach(self, limit: int, dice: Dice, work: int) -> None:
         """Look for a schedule within `limit`; but for where it ends, the way there does not depend on it."""

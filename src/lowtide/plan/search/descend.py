@@ -35,8 +35,11 @@ def descend(timeline: Timeline, limit: float, taste: Taste, *, hopeless: float =
     return best_peak
 
 
-def tidy(timeline: Timeline, limit: float) -> None:
-    """Take out the repeated runs of `timeline` that can go while its peak stays within `limit`, dearest first."""
+def tidy(timeline: Timeline, limit: float, *, thorough: bool = True) -> None:
+    """Take out the repeated runs of `timeline` that can go while its peak stays within `limit`, dearest first.
+
+    What is taken out can make room for taking out more: if `thorough`, it looks again until there is none.
+    """
     seconds = timeline.facts.seconds
     again = True
     while again:
@@ -51,7 +54,7 @@ def tidy(timeline: Timeline, limit: float) -> None:
             timeline.prune()
             after = timeline.peaks()
             if after.max() <= limit:
-                peaks, again = after, True
+                peaks, again = after, thorough
             else:
                 timeline.undo(mark)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.plan.search.ledger import SHIFT, Event, Ints, Run
+from lowtide.plan.search.ledger import SHIFT, Event, Floats, Ints, Run
 from lowtide.plan.search.timeline import Timeline
-
-Floats = npt.NDArray[np.float64]
 
 # Inputs of at most this share of the dropped value may be kept for its recomputation instead of being remade.
 _SMALL = 0.5
@@ -25,6 +22,7 @@ class Taste:
         area: Whether relief counts bytes over the limit in every stage, or only at the worst run.
         noise: Source of random factors on the scores, or None for none.
         spread: Largest logarithm of such a factor.
+        leaning: For every value, a factor on the scores of its drops, or None for none.
         tries: How many candidates to look at closely at most, once one helps.
         alike: How many candidates to look at closely at most of those that seem equally good.
         daring: How high a recomputation may go, as a multiple of the worst stage; above 1, a later drop must mend it.
@@ -33,6 +31,7 @@ class Taste:
     area: bool = True
     noise: np.random.Generator | None = None
     spread: float = 0.5
+    leaning: Floats | None = None
     daring: float = 1.0
     tries: float = float("inf")
     alike: float = float("inf")
@@ -85,6 +84,8 @@ class _Scorer:
         factors = np.ones(len(events))
         if taste.noise is not None:
             factors = np.exp(taste.noise.uniform(-taste.spread, taste.spread, len(events)))
+        if taste.leaning is not None:
+            factors *= taste.leaning[self.ledger.gap_value[events]]
         hopes = hopes * factors
         best: Drop | None = None
         last_hope, seen, tried = -1.0, 0, 0
@@ -122,7 +123,7 @@ class _Scorer:
             first = np.minimum(first, last)
             most = self._excess[last] - self._excess[first]
             relief = np.maximum(relief, np.minimum(most, size * (self._over[last] - self._over[first])))
-        return events, relief / (facts.rerun_seconds[value] + facts.sliver)
+        return events, relief / (self.ledger.gap_seconds[events] + facts.sliver)
 
     def _drop(self, event: Event, at_least: float) -> Drop | None:
         """Return the better of remaking everything that the gap's value needs and keeping the small part of it."""
@@ -144,7 +145,9 @@ class _Scorer:
             max_seconds = self._most(op, timeline.time[before]) / at_least + rebate
         rerun = self._rerun(op, timeline.time[before], small, max_seconds)
         if rerun is None:
+            self.ledger.gap_seconds[event] = max(self.ledger.gap_seconds[event], max_seconds - rebate)
             return None
+        self.ledger.gap_seconds[event] = max(0.0, rerun.seconds - rebate)
         relief = self._net_relief(rerun, before)
         if relief <= 0:
             return None
@@ -221,6 +224,7 @@ class _Scorer:
                 continue
             done.add(current)
             seconds += facts.seconds[current]
+            self.timeline.work += 4
             if seconds > max_seconds:
                 return None
             stack.append(~current)
@@ -241,6 +245,8 @@ class _Scorer:
     def _highest(self, last: int, before: int) -> float:
         """Return the most bytes in the stages after that of `last` and before that of `before`."""
         start, stop = (last >> SHIFT) + 1, before >> SHIFT
+        if start <= self.stage < stop:
+            return self.top
         return float(self.peaks[start:stop].max()) if stop > start else 0.0
 
     def _transient(self, ops: list[OpId], staying: set[ValueId], alive: float) -> float:

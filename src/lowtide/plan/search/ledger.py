@@ -17,6 +17,7 @@ from lowtide.graph.ir import OpId, ValueId
 from lowtide.plan.search.facts import Facts
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Run = int
 Event = int
 
@@ -42,6 +43,7 @@ class Ledger:
         gap_start: For every event that is a read, the time of the event of its value before it.
         gap_end: For every event that is a read, its time; for other entries, less than any time.
         gap_value: For every event, its value.
+        gap_seconds: For every event, what it was last found to take to have its value again, at first its op alone.
     """
 
     def __init__(self, facts: Facts) -> None:
@@ -58,6 +60,7 @@ class Ledger:
         self.gap_start: Ints = np.zeros(16, dtype=np.int64)
         self.gap_end: Ints = np.full(16, NOTHING, dtype=np.int64)
         self.gap_value: Ints = np.zeros(16, dtype=np.int64)
+        self.gap_seconds: Floats = np.zeros(16)
         self._is_state = [False] * facts.num_values + [True] * (len(facts.bytes) - facts.num_values)
         self._events: list[list[Event]] = [[] for _ in facts.bytes]
         self._of_run: list[list[Event]] = [[] for _ in range(count)]
@@ -165,12 +168,14 @@ class Ledger:
             if event == len(self.gap_end):
                 self._grow()
         self.gap_value[event] = value
+        self.gap_seconds[event] = self.facts.rerun_seconds[value]
         self._of_run[run].append(event)
         return event
 
     def _grow(self) -> None:
         self.gap_start = np.concatenate((self.gap_start, np.zeros_like(self.gap_start)))
         self.gap_value = np.concatenate((self.gap_value, np.zeros_like(self.gap_value)))
+        self.gap_seconds = np.concatenate((self.gap_seconds, np.zeros_like(self.gap_seconds)))
         self.gap_end = np.concatenate((self.gap_end, np.full_like(self.gap_end, NOTHING)))
 
     def _index(self, events: list[Event], time: int) -> int:

@@ -13,11 +13,14 @@ from lowtide.plan.search.ledger import Run
 from lowtide.plan.search.timeline import Timeline
 from lowtide.schedule.steps import Schedule
 
-_SHARES = (0.05, 0.1, 0.2, 0.4, 1.0)
+_SHARES = (0.03, 0.05, 0.1, 0.2)
+# By how much slower than before a mended schedule may be at first, as a share of plain training: less and less.
+_WARMTH = 0.01
 # A mended schedule this much slower than the best is not worth tidying.
 _HOPELESS = 1.02
 _SPREADS = (0.3, 0.7, 1.5)
 _DARING = (1.0, 1.1, 1.3)
+_TRIES = 12
 _LOWER = 0.98
 
 
@@ -28,10 +31,18 @@ class Dice:
         self.few = random.Random(seed)
         self.many = np.random.default_rng(seed)
 
-    def taste(self) -> Taste:
-        """Return a random taste."""
-        few = self.few
-        return Taste(area=few.random() < 0.5, noise=self.many, spread=few.choice(_SPREADS), daring=few.choice(_DARING))
+    def taste(self, num_values: int) -> Taste:
+        """Return a random taste: each look at a value is disturbed by itself, or all looks at it in the same way."""
+        few, spread = self.few, self.few.choice(_SPREADS)
+        lasting = few.random() < 0.5
+        return Taste(
+            area=few.random() < 0.5,
+            noise=None if lasting else self.many,
+            spread=spread,
+            leaning=np.exp(self.many.uniform(-spread, spread, num_values)) if lasting else None,
+            daring=few.choice(_DARING),
+            tries=_TRIES,
+        )
 
     def some(self, repeats: list[Run]) -> list[Run]:
         """Return some of the repeated runs: neighbours in time, or any."""
@@ -48,11 +59,11 @@ def improve(
 ) -> Schedule:
     """Return a schedule within `limit` that is no slower than `timeline`, which must be within it, and changes.
 
-    It ends after about `work` units of work, or when many rounds have brought nothing: `patience` per repeated run,
-    or when the clock shows `until`.
+    Steps up are taken, too, ever smaller ones. It ends after about `work` units of work, or when many rounds have
+    brought nothing: `patience` per repeated run, or when the clock shows `until`.
     """
     best, best_seconds, idle = timeline.schedule(), timeline.seconds, 0
-    most = timeline.work + work
+    most, plain = timeline.work + work, sum(timeline.facts.seconds)
     timeline.commit()
     while timeline.work < most and time.perf_counter() < until:
         repeats = timeline.repeats()
@@ -60,15 +71,15 @@ def improve(
             break
         idle += 1
         timeline.work += 20 + len(timeline.rows) // 20
-        before = timeline.seconds
+        allowed = timeline.seconds * (1 + 1e-12) + _WARMTH * plain * dice.few.random() * (most - timeline.work) / work
         for run in dice.some(repeats):
             if timeline.exists(run):
                 timeline.delete(run)
                 timeline.prune()
-        peak = descend(timeline, limit, dice.taste(), hopeless=_HOPELESS * best_seconds)
+        peak = descend(timeline, limit, dice.taste(len(timeline.facts.bytes)), hopeless=_HOPELESS * best_seconds)
         if peak <= limit and timeline.seconds <= _HOPELESS * best_seconds:
-            tidy(timeline, limit)
-            if timeline.seconds <= before * (1 + 1e-12):
+            tidy(timeline, limit, thorough=False)
+            if timeline.seconds <= allowed:
                 timeline.commit()
                 if timeline.seconds < best_seconds * (1 - 1e-9):
                     best, best_seconds, idle = timeline.schedule(), timeline.seconds, 0
@@ -95,7 +106,7 @@ def lower(timeline: Timeline, *, enough: int, dice: Dice, work: int) -> int:
             if timeline.exists(run):
                 timeline.delete(run)
                 timeline.prune()
-        peak = descend(timeline, _LOWER * best_peak, dice.taste())
+        peak = descend(timeline, _LOWER * best_peak, dice.taste(len(timeline.facts.bytes)))
         if peak < best_peak:
             best_peak, idle = peak, 0
             tidy(timeline, peak)
