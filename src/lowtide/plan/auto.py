@@ -44,6 +44,10 @@ _LITTLE = 0.3
 _MOST_OPS = 6_000
 # Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
+# Above this number of ops, planners that win only where memory is very scarce are asked only if nothing fits.
+_MEDIUM = 1_000
+# From this number of ops on, the gap that is close enough grows with it, for so does the time of a round.
+_SMALL = 500
 
 
 class _From(Enum):
@@ -67,8 +71,8 @@ class _Round:
 
 _ROUNDS = (
     _Round(((_From.BEST, 500_000),), 1.5),
-    _Round(((_From.PROOF, 1_500_000), (_From.PLAIN, 1_500_000), (_From.PROOF, 1_500_000)), 2.0),
-    _Round(((_From.PROOF, 1_500_000), (_From.PROOF, 1_500_000), (_From.BEST, 2_000_000)), 2.5),
+    _Round(((_From.PROOF, 1_200_000), (_From.PLAIN, 1_200_000), (_From.PROOF, 1_200_000)), 2.0),
+    _Round(((_From.PROOF, 1_200_000), (_From.BEST, 1_500_000)), 2.0),
 )
 
 
@@ -79,8 +83,10 @@ class Auto(AbstractPlanner):
     Attributes:
         planners: The planners to run first, by name; earlier ones win ties.
         slow: Those of them that are left out for large graphs.
+        late: Those of them that, but for small graphs, are only asked if nothing else fits.
         effort: How much work to do, 1 by default; 10 is thorough.
-        gap: Overhead, as a share of the step, within which of the proved bound the search ends.
+        gap: Overhead, as a share of the step, within which of the proved bound the search ends; beyond 500 ops, up to
+            an effort of 1, it is taken to be larger in proportion to their number.
         time_limit: Seconds after which it ends as soon as it can, or None. The planners of the list are not cut short.
         seed: Of the random numbers.
         starts: Schedules known already: the answer is no worse than any of them that fits.
@@ -88,6 +94,7 @@ class Auto(AbstractPlanner):
 
     planners: Mapping[str, AbstractPlanner]
     slow: frozenset[str] = frozenset()
+    late: frozenset[str] = frozenset()
     effort: float = 1.0
     gap: float = 0.002
     time_limit: float | None = None
@@ -133,6 +140,8 @@ class _Work:
         self.started = time.perf_counter()
         self.climb = Climb(problem, seed=auto.seed)
         self.bound = 0.0
+        growth = 1.0 if auto.effort > 1 else max(1.0, len(problem.graph.ops) / _SMALL)
+        self.gap = auto.gap * growth
         self.impossible = least_peak_bytes(problem) > problem.budget_bytes
 
     def ask_planners(self) -> None:
@@ -140,16 +149,26 @@ class _Work:
         for schedule in self.auto.starts:
             verify(self.problem.graph, schedule)
             self.climb.offer(schedule)
-        large = len(self.problem.graph.ops) > _LARGE
-        for name, planner in self.auto.planners.items():
-            if (large and name in self.auto.slow) or planner.supports(self.problem) is not None:
-                continue
-            self.progress(f"auto: asking {name}")
-            proposal = planner.propose(self.problem, silent)
-            verify(self.problem.graph, proposal.schedule)
-            self.climb.offer(proposal.schedule)
-            if proposal.bound is not None:
-                self.bound = max(self.bound, proposal.bound)
+        num_ops = len(self.problem.graph.ops)
+        left_out = self.auto.slow if num_ops > _LARGE else frozenset()
+        late = self.auto.late if num_ops > _MEDIUM else frozenset()
+        for name in self.auto.planners:
+            if name not in left_out | late:
+                self._ask(name)
+        for name in self.auto.planners:
+            if name in late - left_out and not self.climb.fits:
+                self._ask(name, last=False)
+
+    def _ask(self, name: str, *, last: bool = True) -> None:
+        planner = self.auto.planners[name]
+        if planner.supports(self.problem) is not None:
+            return
+        self.progress(f"auto: asking {name}")
+        proposal = planner.propose(self.problem, silent)
+        verify(self.problem.graph, proposal.schedule)
+        self.climb.offer(proposal.schedule, last=last)
+        if proposal.bound is not None:
+            self.bound = max(self.bound, proposal.bound)
 
     def run_rounds(self) -> None:
         """Improve the schedule and the bound until they are close enough or the effort is spent."""
@@ -166,7 +185,7 @@ class _Work:
                 scale = max(1.0, self.auto.effort / 4)
                 # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
                 proof = (planned.proof if self.climb.fits else _LITTLE) * scale
-                limits = Limits(self._seconds_left(), proof, self.auto.gap / 10, self._enough())
+                limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
                 hint = () if refiner is None else refiner.hint
                 proving = None if refiner is None or refiner.done else other_core.submit(refiner.advance, limits)
                 for start, work in planned.searches:
@@ -202,7 +221,7 @@ class _Work:
 
     def _enough(self) -> float:
         """Return the bound with which the search may end."""
-        return self.climb.overhead - self.auto.gap if self.climb.fits else float("inf")
+        return self.climb.overhead - self.gap if self.climb.fits else float("inf")
 
     def _deadline(self) -> float:
         return float("inf") if self.auto.time_limit is None else self.started + self.auto.time_limit
@@ -211,7 +230,7 @@ class _Work:
         return max(0.1, self._deadline() - time.perf_counter())
 
     def _is_done(self) -> bool:
-        close = self.climb.fits and self.climb.overhead - self.bound <= max(self.auto.gap, _EQUAL)
+        close = self.climb.fits and self.climb.overhead - self.bound <= max(self.gap, _EQUAL)
         return close or math.isinf(self.bound) or time.perf_counter() > self._deadline()
 
     def _report(self) -> None:

@@ -43,7 +43,8 @@ _PORTFOLIO: dict[str, AbstractPlanner] = {
     "dtr": Dtr(),
     "greedy": Greedy(),
 }
-# What `auto` begins with, and what of it is too slow for large graphs. The others take longer and win nowhere.
+# What `auto` begins with, what of it is too slow for large graphs, and what wins only where hardly anything fits. The
+# others take longer and win nowhere.
 _FIRST = (
     "keep_all",
     "drop_cheap",
@@ -57,7 +58,10 @@ _FIRST = (
     "dtr",
 )
 _SLOW = frozenset({"chen_greedy", "chen_recursive"})
-_AUTO = Auto(planners={name: _PORTFOLIO[name] for name in _FIRST} | {"greedy": Greedy(effort=0)}, slow=_SLOW)
+_LATE = frozenset({"dtr"})
+_AUTO = Auto(
+    planners={name: _PORTFOLIO[name] for name in _FIRST} | {"greedy": Greedy(effort=0)}, slow=_SLOW, late=_LATE
+)
 _PLANNERS: dict[str, AbstractPlanner] = {
     "auto": _AUTO,
     "auto_thorough": replace(_AUTO, effort=10.0, gap=0.0005),

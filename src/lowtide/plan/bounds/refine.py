@@ -20,6 +20,8 @@ _CANDIDATES = 8
 _DISTANCE = 4
 # How many candidates are looked at again in the second stage and in later ones: programs get harder with each moment.
 _NARROW = (6, 3)
+# Up to this number of ops; the more ops beyond it, the fewer candidates.
+_FEW_OPS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Refiner:
             if found[-1].bound >= limits.enough:
                 break
         self._promising = [candidate for candidate in order if candidate not in chosen][
-            : _NARROW[bool(self.proof.moments)]
+            : _fewer(_NARROW[bool(self.proof.moments)], self._problem)
         ]
         return self._settle(found, limits)
 
@@ -110,9 +112,14 @@ def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:
                 continue
             chosen.append(op)
             count += 1
-            if count == _CANDIDATES:
+            if count == _fewer(_CANDIDATES, problem):
                 break
     return chosen
+
+
+def _fewer(count: int, problem: Problem) -> int:
+    """Return `count`, or less for a large graph, whose programs take long."""
+    return max(1, min(count, count * _FEW_OPS // max(1, len(problem.graph.ops))))
 
 
 def _overflow(problem: Problem, hint: Hint) -> OpId | None:

@@ -55,14 +55,15 @@ class Climb:
         """Peak of the best schedule."""
         return self._trace.peak_bytes
 
-    def offer(self, schedule: Schedule) -> None:
+    def offer(self, schedule: Schedule, *, last: bool = True) -> None:
         """Take `schedule`, a legal one, if it is better than the best so far.
 
-        If nothing fits in the end, the search for less memory begins at the schedule that was offered last; if that
-        does not depend on the budget, a least peak found once is found again when it is the budget.
+        If nothing fits in the end, the search for less memory begins at the schedule that was offered as the `last`; if
+        that does not depend on the budget, a least peak found once is found again when it is the budget.
         """
         trace = self._take(schedule)
-        self._latest = schedule
+        if last:
+            self._latest = schedule
         # The search can only go on from schedules whose first runs are in the given order.
         if self._key(trace) < self._start_key and self._timeline(schedule) is not None:
             self._start, self._start_key = schedule, self._key(trace)
