@@ -60,7 +60,7 @@ _FIRST = (
 _SLOW = frozenset({"chen_greedy", "chen_recursive"})
 _LATE = frozenset({"dtr"})
 _AUTO = Auto(
-    planners={name: _PORTFOLIO[name] for name in _FIRST} | {"greedy": Greedy(effort=0)}, slow=_SLOW, late=_LATE
+    planners={name: _PORTFOLIO[name] for name in _FIRST} | {"greedy": _PORTFOLIO["greedy"]}, slow=_SLOW, late=_LATE
 )
 _PLANNERS: dict[str, AbstractPlanner] = {
     "auto": _AUTO,

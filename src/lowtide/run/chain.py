@@ -20,7 +20,9 @@ from lowtide.capture.chain import Blocks, capture_chain
 from lowtide.capture.chain_graph import ChainGraph, chain_graph, joined
 from lowtide.errors import InfeasibleBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.lower.chain import ChainProgram
-from lowtide.plan.base import Progress
+from lowtide.plan import registry
+from lowtide.plan.auto import Auto
+from lowtide.plan.base import AbstractPlanner, Progress
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
@@ -30,6 +32,8 @@ from lowtide.units import format_bytes
 
 # Planners that put something between the two ops of a backward are asked again for a little less.
 _ATTEMPTS = 4
+# How much effort `auto` makes for chains.
+_BRIEF = 1 / 3
 
 
 class Chain(nn.Module):
@@ -207,8 +211,8 @@ class PlannedBlocks:
         problem = replace(problem, budget_bytes=self._budget_bytes(problem, device))
         budget = problem.budget_bytes
         for _ in range(_ATTEMPTS):
-            found = solve(replace(problem, budget_bytes=budget), self.settings.planner, progress, throw=False)
-            plan = _as_run(made, problem, found)
+            found = solve(replace(problem, budget_bytes=budget), _brief(self.settings.planner), progress, throw=False)
+            plan = replace(_as_run(made, problem, found), planner=registry.name_of(self.settings.planner))
             if problem.fits(plan.trace) or not found.problem.fits(found.trace):
                 break
             budget -= plan.peak_bytes - problem.budget_bytes
@@ -220,6 +224,11 @@ class PlannedBlocks:
         budget = self.settings.budget
         assert budget is not None, "lowtide.chain asks for one"
         return devices.free_bytes(device) if budget.is_auto else max(budget.resolve(problem.baseline.peak_bytes), 1)
+
+
+def _brief(planner: AbstractPlanner) -> AbstractPlanner:
+    """Return `planner`, or `auto` with less effort: it asks `rotor`, beside which a long search finds little."""
+    return replace(planner, effort=_BRIEF) if planner is registry.get("auto") and isinstance(planner, Auto) else planner
 
 
 def _as_run(made: ChainGraph, problem: Problem, plan: Plan) -> Plan:

@@ -1,4 +1,4 @@
-"""`greedy`: drop what relieves most bytes per second of recomputation, on the true peak; then improve by repair.
+"""`greedy`: drop what relieves most bytes per second of recomputation, on the true peak; improve by repair if asked.
 
 Source: ours; the eviction score is related to the heuristic of dynamic tensor rematerialization (Kirisame et al. 2021),
 but planned ahead on the whole schedule. Memory model: the simulator's. First runs keep the given order; every op may
@@ -8,8 +8,9 @@ run any number of times.
    values that are alive but not used there: dropping one means running its op again, and whatever else that needs,
    just before its next use. Take the best score, price, repeat until the peak fits.
 2. Tidying. Take out repeated runs that turn out not to be needed, dearest first.
-3. Repair. Take out some of the repeated runs at random, descend with randomly disturbed scores, tidy, and keep the
-   result if it is no slower. The random numbers are the same in every run.
+3. Repair, as far as `effort` allows; none by default, `auto` does it better. Take out some of the repeated runs at
+   random, descend with randomly disturbed scores, tidy, and keep the result if it is no slower. The random numbers are
+   the same in every run.
 
 If the descent gets stuck above the budget, a descent that does not look at the budget goes as low as it can, and the
 answer is made from its schedule; so the least budget that is known to work does work. Not optimal; no bound. Cost:
@@ -41,14 +42,14 @@ _FEW = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(AbstractPlanner):
-    """Descend to the budget, tidy, repair.
+    """Descend to the budget, tidy, repair if asked.
 
     Attributes:
         effort: Work to spend on repairs, about in seconds but counted in steps, so that it is the same everywhere; 0
-            skips them.
+            for none.
     """
 
-    effort: float = 4.0
+    effort: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the options."""
