@@ -141,10 +141,13 @@ def test_peak() -> None:
         assert lowtide.measure_peak(lambda c=chained: c(x).backward(gradient)) == plan.peak_bytes
 
 
+def plain_and_chained(blocks: list[nn.Module]) -> tuple[nn.Module, Any]:
+    """Return the same blocks twice: as they are, and in a chain that recomputes every one."""
+    return nn.Sequential(*copy.deepcopy(blocks)), lowtide.chain(blocks, budget="1TiB", planner=EveryBlock())
+
+
 def test_retain_graph_and_two_calls_before_backward() -> None:
-    blocks = [Residual() for _ in range(5)]
-    plain = nn.Sequential(*copy.deepcopy(blocks))
-    chained = lowtide.chain(blocks, budget="1TiB", planner=EveryBlock())
+    plain, chained = plain_and_chained([Residual() for _ in range(5)])
     x = torch.randn(BATCH, DIM, requires_grad=True)
     results = []
     for model in (plain, chained):
@@ -159,9 +162,7 @@ def test_retain_graph_and_two_calls_before_backward() -> None:
 
 
 def test_autocast_in_forward_only() -> None:
-    blocks = [mlp() for _ in range(3)]
-    plain = nn.Sequential(*copy.deepcopy(blocks))
-    chained = lowtide.chain(blocks, budget="1TiB", planner=EveryBlock())
+    plain, chained = plain_and_chained([mlp() for _ in range(3)])
     x = torch.randn(BATCH, DIM, requires_grad=True)
     found = []
     for model in (plain, chained):

@@ -76,7 +76,7 @@ def test_a_huge_matmul_costs_more_than_a_tiny_add():
 
 def test_equal_ops_are_measured_once(monkeypatch):
     seen = []
-    monkeypatch.setattr(measured, "_measure", lambda one, device, enough: seen.append(one) or measured.OpCost(1.0, 0))
+    monkeypatch.setattr(measured, "_measure", lambda one, *_: seen.append(one) or measured.OpCost(1.0, 0))
     same = [call(aten.relu.default, fake(3, 3)) for _ in range(4)]
     costs = measured.measure_costs(program(*same, call(aten.relu.default, fake(3, 3).t())), cache=False)
     assert len(seen) == 2 * measured._SWEEPS
@@ -84,10 +84,15 @@ def test_equal_ops_are_measured_once(monkeypatch):
 
 
 def test_a_time_spoilt_in_one_sweep_does_not_count(monkeypatch):
-    costs = [measured.OpCost(9.0, 4), measured.OpCost(1.0, 4), measured.OpCost(1.1, 4), measured.OpCost(8.0, 4)]
-    monkeypatch.setattr(measured, "_measure", lambda one, device, enough: costs.pop(0))
+    times = [9.0] * measured._FEW + [1.0] * measured._FEW + [1.1] * measured._FEW + [8.0] * measured._FEW
+    monkeypatch.setattr(measured, "_seconds", lambda run, device: times.pop(0))
+    asked = []
+    monkeypatch.setattr(measured, "_workspace_bytes", lambda run, inputs, device: asked.append(run) or 4)
     two = program(call(aten.relu.default, fake(3)), call(aten.relu.default, fake(4)))
-    assert measured.measure_costs(two, cache=False).seconds == (1.1, 1.0)
+    costs = measured.measure_costs(two, cache=False)
+    assert costs.seconds == (1.1, 1.0)
+    assert costs.workspace_bytes == (4, 4)
+    assert len(asked) == 2  # bytes are the same every time, so they are measured once
 
 
 def test_random_numbers_of_the_user_are_untouched():

@@ -127,30 +127,30 @@ def _measure_all(
             if key in failures:
                 continue
             progress(f"measuring op {number} of {len(calls)}{' again' * sweep}: {target_name(call[0])}")
+            known = found.get(key)
             try:
-                cost = _measure(call, device, enough)
+                cost = _measure(call, device, enough, known)
             except Exception as error:  # An op run out of its context may raise anything; each failure is reported.
                 failures[key] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 found.pop(key, None)
             else:
-                known = found.get(key, cost)
-                found[key] = OpCost(min(cost.seconds, known.seconds), known.workspace_bytes)
+                found[key] = cost
 
 
 @torch.no_grad()
-def _measure(call: Call, device: torch.device, enough: float) -> OpCost:
-    """Return the cost of one call, timed for `enough` seconds."""
+def _measure(call: Call, device: torch.device, enough: float, known: OpCost | None = None) -> OpCost:
+    """Return the cost of one call, timed for `enough` seconds; of what is `known` only the time is measured again."""
     target, args, kwargs = materialize(call)
 
     def run() -> Any:
         return target(*args, **kwargs)
 
     times = [_seconds(run, device)]
-    workspace_bytes = _workspace_bytes(run, (args, kwargs), device)
+    workspace_bytes = known.workspace_bytes if known else _workspace_bytes(run, (args, kwargs), device)
     while len(times) < _FEW or (len(times) < _MANY and sum(times) < (enough if _agree(times) else _PATIENCE * enough)):
         times.append(_seconds(run, device))
     # Whatever else the machine does only adds time.
-    return OpCost(min(times), workspace_bytes)
+    return OpCost(min(times) if known is None else min(known.seconds, *times), workspace_bytes)
 
 
 def _workspace_bytes(run: Callable[[], Any], inputs: Any, device: torch.device) -> int:
