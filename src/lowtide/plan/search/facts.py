@@ -13,7 +13,8 @@ class Facts:
 
     Three things of the graph become reads and writes like any other, so that a timeline needs no rules for them. The
     generator state of an op that may be replayed is a value: the first run writes it, repeated runs read it, and it
-    takes no room unless one does. A handover is read by the last op of forward.
+    takes no room unless one does. A handover is read by the last op of forward, an output of backward by the last op of
+    all; until then it may be dropped.
 
     Attributes:
         num_ops: Number of ops.
@@ -29,7 +30,7 @@ class Facts:
         seconds: For every op, its time.
         extra: For every op, the bytes that its first run needs only while it runs.
         again_extra: For every op, the bytes that a repeated run needs only while it runs.
-        held: For every value, whether it is an output of the graph.
+        held: For every value, whether it is an output of forward: it stays from the end of forward on.
         pinned: For every op, whether it must not run again.
         lasting: For every value, whether it cannot be made again.
         droppable: For every value, whether dropping it can free bytes.
@@ -46,12 +47,13 @@ class Facts:
         self.seconds = list(costs.seconds)
         self.extra = list(costs.workspace_bytes)
         self.again_extra = [workspace + op.replay_bytes for workspace, op in zip(self.extra, ops, strict=True)]
-        self.held = [value in graph.held for value in range(len(values))]
+        self.held = [value in graph.held and 0 <= self.producer[value] < self.boundary for value in range(len(values))]
         self.pinned = [bool(op.pinned) for op in ops]
         self.reads = [[v for v in dict.fromkeys(op.inputs) if self.producer[v] >= 0] for op in ops]
         self.writes = [list(graph.produced(op)) for op in range(len(ops))]
         self.lasting = [self._is_lasting(graph, value) for value in range(len(values))]
-        self._add_states_and_handovers(graph)
+        self._add_states(graph)
+        self._add_ends(graph)
         self.droppable = np.array(
             [size > 0 and not self.lasting[v] and not self.held[v] for v, size in enumerate(self.bytes)], dtype=np.bool_
         )
@@ -61,7 +63,7 @@ class Facts:
         # Free recomputation would win against everything, so a run never counts less than a sliver of the average op.
         self.sliver = 1e-6 * sum(self.seconds) / max(1, len(self.seconds)) + 1e-30
 
-    def _add_states_and_handovers(self, graph: Graph) -> None:
+    def _add_states(self, graph: Graph) -> None:
         self.first_reads = [list(read) for read in self.reads]
         self.again_reads = [list(read) for read in self.reads]
         self.first_writes = [list(op.outputs) for op in graph.ops]
@@ -74,10 +76,13 @@ class Facts:
                 self.lasting.append(True)
                 self.first_writes[op].append(state)
                 self.again_reads[op].append(state)
-        last = graph.num_forward - 1
-        for value in dict.fromkeys(graph.handovers):
-            if 0 <= self.producer[value] < last and value not in self.first_reads[last]:
-                self.first_reads[last].append(value)
+
+    def _add_ends(self, graph: Graph) -> None:
+        outputs = [value for value in graph.outputs if self.producer[value] >= self.boundary]
+        for last, values in ((self.boundary - 1, graph.handovers), (self.num_ops - 1, outputs)):
+            for value in dict.fromkeys(values):
+                if 0 <= self.producer[value] < last and value not in self.first_reads[last]:
+                    self.first_reads[last].append(value)
 
     def _is_lasting(self, graph: Graph, value: ValueId) -> bool:
         producer = self.producer[value]

@@ -267,7 +267,7 @@ class Ledger:
             self.begin[new_stage + 1 : old_stage + 1] -= size
 
     def _cover(self, value: ValueId, sign: int) -> None:
-        """Count (1) or stop counting (-1) all instances of `value`, an output: the last of its phase never ends."""
+        """Count (1) or stop counting (-1) all instances of `value`, an output of forward; its last one never ends."""
         size = sign * self.facts.bytes[value]
         events = self._events[value]
         writes = [index for index, event in enumerate(events) if self._is_write[event]]
@@ -278,13 +278,12 @@ class Ledger:
             self.born[start] += size
             self.dirty.add(self.stage[start])
             following = None if last else self._run_of[events[writes[place + 1]]]
-            if self._in_own_phase(value, start) and (following is None or not self._in_own_phase(value, following)):
+            if self._in_forward(start) and (following is None or not self._in_forward(following)):
                 self.begin[self.stage[start] + 1 :] += size
             else:
                 self.freed[end] += size
                 self.dirty.add(self.stage[end])
                 self.begin[self.stage[start] + 1 : self.stage[end] + 1] += size
 
-    def _in_own_phase(self, value: ValueId, run: Run) -> bool:
-        boundary = self.facts.boundary
-        return self.stage[run] < boundary or self.facts.producer[value] >= boundary
+    def _in_forward(self, run: Run) -> bool:
+        return self.stage[run] < self.facts.boundary
