@@ -27,8 +27,9 @@ EQUAL = 1e-4
 
 def wrong_claims(plan, optimum):
     """Return what `plan` claims that the least overhead there is, None if nothing fits, disproves."""
+    keeps_order = (first := list(dict.fromkeys(plan.schedule.steps))) == sorted(first)
     if optimum is None:
-        return ["it fits"] if plan.fits else []
+        return ["it fits"] if plan.fits and keeps_order else []
     found = []
     if plan.outcome is Outcome.IMPOSSIBLE:
         found.append("it says that nothing fits")

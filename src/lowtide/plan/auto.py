@@ -1,14 +1,15 @@
 """`auto`: the best of all planners, improved by a search and bounded by a proof, until both are close enough.
 
-Source: ours. Memory model: the simulator's; first runs keep the given order unless a planner of the list changes it,
-every op may run any number of times. Optimal where the proof meets the schedule, which the plan then says; never worse
-than a planner of its list.
+Source: ours. Memory model: the simulator's; every op may run any number of times. Optimal where the proof meets the
+schedule, which the plan then says; never worse than a planner of its list.
 
 1. Every planner of the list that serves the problem proposes a schedule.
-2. In rounds, the search takes the best schedule further by taking parts out and mending them another way, while the
+2. Where a descent does better with the first runs in another order, the search goes on in that order.
+3. In rounds, the search takes the best schedule further by taking parts out and mending them another way, while the
    proof looks at one more moment of the step on another core. Some searches begin anew, for a search can be caught: at
-   plain training and down to the budget in strides, or by running again what the solution behind the proof does.
-3. It ends when the overhead is within `gap` of the proved bound, after the rounds that `effort` allows, or when the
+   plain training and down to the budget in strides, or by running again what the solution behind the proof does. The
+   proof is about the given order; once the schedule is faster than that allows, about the order of the search.
+4. It ends when the overhead is within `gap` of the proved bound, after the rounds that `effort` allows, or when the
    time is up.
 
 Without a time limit the answer is the same every time: all work is counted in steps. Cost: that of the list, then some
@@ -32,6 +33,9 @@ from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
 from lowtide.plan.bounds.refine import Refiner
 from lowtide.plan.options import check_numbers
+from lowtide.plan.orders.delay import delayed
+from lowtide.plan.orders.view import View
+from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.problem import Problem
 from lowtide.plan.search.climb import Climb
 from lowtide.schedule.steps import Schedule
@@ -128,7 +132,9 @@ class Auto(AbstractPlanner):
             return Proposal(Schedule.keep_all(problem.graph), bound=0.0, optimal=True)
         work = _Work(self, problem, progress)
         work.ask_planners()
-        work.run_rounds()
+        if self.effort:
+            work.choose_order()
+            work.run_rounds()
         return work.proposal()
 
 
@@ -138,6 +144,9 @@ class _Work:
     def __init__(self, auto: Auto, problem: Problem, progress: Progress) -> None:
         self.auto, self.problem, self.progress = auto, problem, progress
         self.started = time.perf_counter()
+        self.given = View.of(problem, range(len(problem.graph.ops)))
+        # The order of the search, and that of the proof.
+        self.searched = self.proved = self.given
         self.climb = Climb(problem, seed=auto.seed)
         self.bound = 0.0
         growth = 1.0 if auto.effort > 1 else max(1.0, len(problem.graph.ops) / _SMALL)
@@ -170,23 +179,43 @@ class _Work:
         if proposal.bound is not None:
             self.bound = max(self.bound, proposal.bound)
 
+    def choose_order(self) -> None:
+        """Search in another order of first runs if a descent does better there than all planners did."""
+        graph = self.problem.graph
+        if len(graph.ops) > _LARGE:
+            return
+        orders = {delayed(graph, outputs=False), delayed(graph, outputs=True)} - {self.given.order}
+        for order in sorted(orders):
+            view = View.of(self.problem, order)
+            self.progress("auto: looking at another order")
+            schedule = Greedy().propose(view.problem).schedule
+            verify(self.problem.graph, view.outward(schedule))
+            climb = Climb(view.problem, seed=self.auto.seed)
+            for start in self.auto.starts:
+                climb.offer(view.inward(start))
+            climb.offer(view.inward(self._best()))
+            if climb.would_take(schedule):
+                climb.offer(schedule)
+                self.climb, self.searched = climb, view
+
     def run_rounds(self) -> None:
         """Improve the schedule and the bound until they are close enough or the effort is spent."""
-        if self.impossible or not self.auto.effort:
-            return
-        provable = len(self.problem.graph.ops) <= _MOST_OPS
-        refiner = Refiner(self.problem) if provable else None
+        refiner = self._refiner()
         with ThreadPoolExecutor(max_workers=1) as other_core:
             for number in count():
-                # There are more of them as soon as something fits.
-                if self._is_done() or number >= self._num_rounds():
+                changed = self._must_change_proof()
+                if changed:
+                    self.proved, self.bound = self.searched, 0.0
+                    refiner = self._refiner()
+                # There are more of them as soon as something fits, and one more for a proof that begins anew.
+                if self._is_done() or (number >= self._num_rounds() and not changed):
                     return
                 planned = _ROUNDS[number % len(_ROUNDS)]
                 scale = max(1.0, self.auto.effort / 4)
                 # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
                 proof = (planned.proof if self.climb.fits else _LITTLE) * scale
                 limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
-                hint = () if refiner is None else refiner.hint
+                hint = () if refiner is None else self.searched.ops_inward(self.proved.ops_outward(refiner.hint))
                 proving = None if refiner is None or refiner.done else other_core.submit(refiner.advance, limits)
                 for start, work in planned.searches:
                     # The last planner of the list has looked for less memory already.
@@ -197,14 +226,28 @@ class _Work:
 
     def proposal(self) -> Proposal:
         """Return the answer."""
-        impossible = self.impossible or math.isinf(self.bound)
-        if impossible or not self.climb.fits:
-            return Proposal(self.climb.schedule, impossible=impossible)
-        return Proposal(
-            self.climb.schedule,
-            bound=min(self.bound, self.climb.overhead),
-            optimal=self.climb.overhead - self.bound <= _EQUAL,
-        )
+        best = self._best()
+        if not self.climb.fits:
+            return Proposal(best, impossible=self.impossible)
+        overhead = self.climb.overhead
+        met = overhead - self.bound <= _EQUAL
+        return Proposal(best, bound=min(self.bound, overhead), optimal=met and _keeps_order(best))
+
+    def _best(self) -> Schedule:
+        return self.searched.outward(self.climb.schedule)
+
+    def _refiner(self) -> Refiner | None:
+        return Refiner(self.proved.problem) if len(self.problem.graph.ops) <= _MOST_OPS else None
+
+    def _must_change_proof(self) -> bool:
+        """Whether there is nothing left to prove about the given order, but there is about that of the search."""
+        if self.proved is not self.given:
+            return False
+        self.impossible |= math.isinf(self.bound)
+        if self.searched is self.given:
+            return False
+        met = self.climb.fits and self.climb.overhead - self.bound <= _EQUAL
+        return self.impossible or (met and not _keeps_order(self._best()))
 
     def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
         if start is _From.PROOF and hint:
@@ -231,7 +274,8 @@ class _Work:
 
     def _is_done(self) -> bool:
         close = self.climb.fits and self.climb.overhead - self.bound <= max(self.gap, _EQUAL)
-        return close or math.isinf(self.bound) or time.perf_counter() > self._deadline()
+        hopeless = math.isinf(self.bound) or (self.impossible and self.proved is self.given)
+        return close or hopeless or time.perf_counter() > self._deadline()
 
     def _report(self) -> None:
         seconds = time.perf_counter() - self.started
@@ -242,3 +286,9 @@ class _Work:
         self.progress(
             f"auto: best overhead {best:.2%}, bound {bound:.2%}, gap {best - bound:.2%} of a step, {seconds:.1f} s"
         )
+
+
+def _keeps_order(schedule: Schedule) -> bool:
+    """Whether the first runs of `schedule` are in the given order."""
+    first = list(dict.fromkeys(schedule.steps))
+    return first == sorted(first)

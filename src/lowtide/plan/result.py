@@ -55,7 +55,8 @@ class Plan:
         trace: Its bytes at every step and its seconds.
         planner: Name of the planner that proposed it.
         outcome: How planning ended.
-        bound: Proved lower bound on the overhead of every schedule in the given order, or None.
+        bound: Proved lower bound on the overhead of every schedule that first runs ops in the given order, or, if this
+            schedule is faster than all of those, in its own order; None if nothing is proved.
         min_peak_bytes: Least peak known for this problem.
         seconds: Time spent planning.
         account: All the memory that training takes, if the plan was made for a device or a size of memory.

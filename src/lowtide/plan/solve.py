@@ -54,7 +54,7 @@ def solve(
         schedule=proposal.schedule,
         trace=trace,
         planner=name,
-        outcome=_outcome(proposal, fits),
+        outcome=_outcome(problem, proposal, fits=fits),
         bound=proposal.bound,
         min_peak_bytes=min(trace.peak_bytes, problem.baseline.peak_bytes),
         seconds=seconds,
@@ -78,10 +78,10 @@ def _ask(problem: Problem, planner: str | AbstractPlanner | Schedule, progress: 
     return name, planner.propose(problem, progress)
 
 
-def _outcome(proposal: Proposal, fits: bool) -> Outcome:
+def _outcome(problem: Problem, proposal: Proposal, *, fits: bool) -> Outcome:
     if not fits:
         return Outcome.IMPOSSIBLE if proposal.impossible else Outcome.OVER_BUDGET
-    if not proposal.schedule.num_recomputed:
+    if proposal.schedule == Schedule.keep_all(problem.graph):
         return Outcome.NOTHING_TO_DO
     return Outcome.OPTIMAL if proposal.optimal else Outcome.FITS
 

@@ -68,6 +68,10 @@ class Climb:
         if self._key(trace) < self._start_key and self._timeline(schedule) is not None:
             self._start, self._start_key = schedule, self._key(trace)
 
+    def would_take(self, schedule: Schedule) -> bool:
+        """Whether `schedule` is better than the best so far."""
+        return self._key(self._problem.price(schedule)) < self._key(self._trace)
+
     def improve(
         self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), until: float = float("inf")
     ) -> None:
