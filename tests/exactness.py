@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 
 import lowtide
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.orders.delay import delayed
+from lowtide.plan.orders.view import View
 from lowtide.plan.problem import Problem
 from lowtide.plan.registry import get
 from lowtide.schedule.expand import expand
@@ -34,10 +36,15 @@ class DropEverything(AbstractPlanner):
 
 @dataclass(frozen=True, kw_only=True)
 class Tightest(AbstractPlanner):
-    """Ask the greedy planner for the least peak it can reach."""
+    """Ask the greedy planner for the least peak it can reach; with `waiting`, in an order in which ops wait."""
+
+    waiting: bool = False
 
     def propose(self, problem: Problem, progress: Progress = silent) -> Proposal:
-        return get("greedy").propose(replace(problem, budget_bytes=1), progress)
+        graph = problem.graph
+        order = delayed(graph, outputs=True) if self.waiting else range(len(graph.ops))
+        view = View.of(replace(problem, budget_bytes=1), order)
+        return Proposal(view.outward(get("greedy").propose(view.problem, progress).schedule))
 
 
 @dataclass

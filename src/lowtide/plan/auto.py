@@ -9,8 +9,8 @@ schedule, which the plan then says; never worse than a planner of its list.
    proof looks at one more moment of the step on another core. Some searches begin anew, for a search can be caught: at
    plain training and down to the budget in strides, or by running again what the solution behind the proof does. The
    proof is about the given order; once the schedule is faster than that allows, about the order of the search.
-4. It ends when the overhead is within `gap` of the proved bound, after the rounds that `effort` allows, or when the
-   time is up.
+4. They end when the overhead is within `gap` of the proved bound, after as many as `effort` allows, or when the time is
+   up; one last short search polishes the schedule.
 
 Without a time limit the answer is the same every time: all work is counted in steps. Cost: that of the list, then some
 seconds per unit of effort, little of it where the proof is met early.
@@ -35,9 +35,10 @@ from lowtide.plan.bounds.refine import Refiner
 from lowtide.plan.options import check_numbers
 from lowtide.plan.orders.delay import delayed
 from lowtide.plan.orders.view import View
-from lowtide.plan.planners.greedy import Greedy
+from lowtide.plan.planners.greedy import Greedy, descents
 from lowtide.plan.problem import Problem
 from lowtide.plan.search.climb import Climb
+from lowtide.plan.search.facts import Facts
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
@@ -78,6 +79,8 @@ _ROUNDS = (
     _Round(((_From.PROOF, 1_200_000), (_From.PLAIN, 1_200_000), (_From.PROOF, 1_200_000)), 2.0),
     _Round(((_From.PROOF, 1_200_000), (_From.BEST, 1_500_000)), 2.0),
 )
+# The work of one last search if the bound is near early.
+_POLISH = 1_500_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +138,9 @@ class Auto(AbstractPlanner):
         if self.effort:
             work.choose_order()
             work.run_rounds()
+            work.polish()
+            # Nothing to do unless the last search has left the proof behind.
+            work.run_rounds(at_most=0)
         return work.proposal()
 
 
@@ -147,6 +153,7 @@ class _Work:
         self.given = View.of(problem, range(len(problem.graph.ops)))
         # The order of the search, and that of the proof.
         self.searched = self.proved = self.given
+        self.refiner: Refiner | None = None
         self.climb = Climb(problem, seed=auto.seed)
         self.bound = 0.0
         growth = 1.0 if auto.effort > 1 else max(1.0, len(problem.graph.ops) / _SMALL)
@@ -180,7 +187,7 @@ class _Work:
             self.bound = max(self.bound, proposal.bound)
 
     def choose_order(self) -> None:
-        """Search in another order of first runs if a descent does better there than all planners did."""
+        """Search in the order of first runs of the best schedule, or in another one if a descent does better there."""
         graph = self.problem.graph
         if len(graph.ops) > _LARGE:
             return
@@ -188,28 +195,38 @@ class _Work:
         for order in sorted(orders):
             view = View.of(self.problem, order)
             self.progress("auto: looking at another order")
-            schedule = Greedy().propose(view.problem).schedule
-            verify(self.problem.graph, view.outward(schedule))
-            climb = Climb(view.problem, seed=self.auto.seed)
-            for start in self.auto.starts:
-                climb.offer(view.inward(start))
-            climb.offer(view.inward(self._best()))
-            if climb.would_take(schedule):
-                climb.offer(schedule)
-                self.climb, self.searched = climb, view
+            schedule = (_descended if self.climb.fits else _lowest)(view.problem)
+            if schedule is not None and self.climb.would_take(self.searched.inward(view.outward(schedule))):
+                verify(graph, view.outward(schedule))
+                self._search_in(view, view.outward(schedule))
+        own = _order(self._best())
+        if own != self.searched.order and all(map(graph.is_forward, own[: graph.num_forward])):
+            self._search_in(View.of(self.problem, own), self._best())
 
-    def run_rounds(self) -> None:
-        """Improve the schedule and the bound until they are close enough or the effort is spent."""
-        refiner = self._refiner()
+    def _search_in(self, view: View, best: Schedule) -> None:
+        """Go on from `best`, in the order of `view`."""
+        climb = Climb(view.problem, seed=self.auto.seed)
+        for schedule in (*self.auto.starts, best):
+            climb.offer(view.inward(schedule))
+        self.climb, self.searched = climb, view
+
+    def run_rounds(self, at_most: int | None = None) -> None:
+        """Improve the schedule and the bound until they are close enough or the effort is spent.
+
+        There are `at_most` rounds, but always one for a proof that begins anew.
+        """
         with ThreadPoolExecutor(max_workers=1) as other_core:
             for number in count():
                 changed = self._must_change_proof()
                 if changed:
-                    self.proved, self.bound = self.searched, 0.0
-                    refiner = self._refiner()
-                # There are more of them as soon as something fits, and one more for a proof that begins anew.
-                if self._is_done() or (number >= self._num_rounds() and not changed):
+                    self.proved, self.bound, self.refiner = self.searched, 0.0, None
+                # There are more of them as soon as something fits.
+                enough = self._num_rounds() if at_most is None else at_most
+                if self._is_done() or (number >= enough and not changed):
                     return
+                if self.refiner is None and len(self.problem.graph.ops) <= _MOST_OPS:
+                    self.refiner = Refiner(self.proved.problem)
+                refiner = self.refiner
                 planned = _ROUNDS[number % len(_ROUNDS)]
                 scale = max(1.0, self.auto.effort / 4)
                 # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
@@ -224,6 +241,12 @@ class _Work:
                     self.bound = max(self.bound, proving.result().bound)
                 self._report()
 
+    def polish(self) -> None:
+        """Search a little more if the bound was near early: that does not mean that nothing better is to be had."""
+        met = self.climb.overhead - self.bound <= _EQUAL
+        if self.climb.fits and self._is_done() and not met and time.perf_counter() < self._deadline():
+            self._search(_From.BEST, int(_POLISH * min(1.0, self.auto.effort)), ())
+
     def proposal(self) -> Proposal:
         """Return the answer."""
         best = self._best()
@@ -231,13 +254,11 @@ class _Work:
             return Proposal(best, impossible=self.impossible)
         overhead = self.climb.overhead
         met = overhead - self.bound <= _EQUAL
-        return Proposal(best, bound=min(self.bound, overhead), optimal=met and _keeps_order(best))
+        optimal = not best.num_recomputed or (met and _keeps_order(best))
+        return Proposal(best, bound=min(self.bound, overhead), optimal=optimal)
 
     def _best(self) -> Schedule:
         return self.searched.outward(self.climb.schedule)
-
-    def _refiner(self) -> Refiner | None:
-        return Refiner(self.proved.problem) if len(self.problem.graph.ops) <= _MOST_OPS else None
 
     def _must_change_proof(self) -> bool:
         """Whether there is nothing left to prove about the given order, but there is about that of the search."""
@@ -288,7 +309,23 @@ class _Work:
         )
 
 
+def _descended(problem: Problem) -> Schedule | None:
+    """Return a schedule within the budget, or None if the ways down end above it."""
+    found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes)
+    return min(found, key=lambda timeline: timeline.seconds).schedule() if found else None
+
+
+def _lowest(problem: Problem) -> Schedule:
+    """Return a schedule within the budget or, if there is none, with little memory."""
+    return Greedy().propose(problem).schedule
+
+
+def _order(schedule: Schedule) -> tuple[OpId, ...]:
+    """Return the ops in the order of their first runs."""
+    return tuple(dict.fromkeys(schedule.steps))
+
+
 def _keeps_order(schedule: Schedule) -> bool:
     """Whether the first runs of `schedule` are in the given order."""
-    first = list(dict.fromkeys(schedule.steps))
-    return first == sorted(first)
+    order = _order(schedule)
+    return all(op == place for place, op in enumerate(order))

@@ -24,7 +24,7 @@ class Outcome(Enum):
 
     NOTHING_TO_DO = "The step fits the budget as it is: nothing is recomputed."
     OPTIMAL = (
-        "The schedule fits the budget and is proved to be the fastest one that runs ops in the given order, to a "
+        "The schedule fits the budget and is proved to be as fast as any that first runs ops in the given order, to a "
         "hundred-thousandth of a step."
     )
     FITS = "The schedule fits the budget; a faster one may exist."

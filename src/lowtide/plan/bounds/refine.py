@@ -22,6 +22,8 @@ _DISTANCE = 4
 _NARROW = (6, 3)
 # Up to this number of ops; the more ops beyond it, the fewer candidates.
 _FEW_OPS = 500
+# A program with more rows than this says too little for its time: no further moment is added to it.
+_MOST_ROWS = 12_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Refiner:
         self._problem = problem
         self._timeline = Timeline.of(problem)
         self._promising = _candidates(problem, self._timeline)
+        self._num_rows = 0
 
     @property
     def hint(self) -> frozenset[OpId]:
@@ -72,13 +75,17 @@ class Refiner:
             if answer.bound >= limits.enough:
                 return self._settle([Proof(answer.bound, cutter.window.moments)], limits)
             relaxed[candidate] = answer.bound, cutter
+            self._num_rows = len(cutter.window.program.rows)
         order = sorted(relaxed, key=lambda candidate: -relaxed[candidate][0])
         chosen = dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])])
         found: list[Proof] = []
+        work = limits.work
         for candidate in chosen:
-            left = max(0.1, deadline - time.perf_counter()) / (len(chosen) - len(found))
+            share = 1 / (len(chosen) - len(found))
+            left = share * max(0.1, deadline - time.perf_counter())
             value, cutter = relaxed[candidate]
-            answer = cutter.solve(Limits(left, limits.work, limits.gap, limits.enough))
+            answer = cutter.solve(Limits(left, None if work is None else share * work, limits.gap, limits.enough))
+            work = None if work is None else work - answer.work
             found.append(Proof(max(answer.bound, value), cutter.window.moments, cutter.hint(answer)))
             if found[-1].bound >= limits.enough:
                 break
@@ -93,8 +100,13 @@ class Refiner:
             return self.proof
         best = max(found, key=lambda proof: proof.bound)
         self.proof = Proof(max(best.bound, self.proof.bound), best.moments, best.hint)
-        self.done = self.proof.bound >= limits.enough or self.proof.bound == float("inf")
+        self.done = self.proof.bound >= limits.enough or self.proof.bound == float("inf") or self._is_too_large()
         return self.proof
+
+    def _is_too_large(self) -> bool:
+        """Whether a program with one moment more would have too many rows, judged by the last one."""
+        moments = len(self.proof.moments)
+        return self._num_rows * (moments + 1) > _MOST_ROWS * moments
 
 
 def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:

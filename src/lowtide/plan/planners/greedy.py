@@ -63,7 +63,7 @@ class Greedy(AbstractPlanner):
             return Proposal(Schedule.keep_all(problem.graph), bound=0.0, optimal=True)
         facts, limit = Facts(problem.graph, problem.costs), problem.budget_bytes
         progress("greedy: descending to the budget")
-        found = _starts(facts, limit)
+        found = descents(facts, limit)
         if not found:
             progress("greedy: descending as low as possible")
             lowest, peak = _lowest(facts, limit)
@@ -78,7 +78,7 @@ class Greedy(AbstractPlanner):
         return Proposal(improve(best, limit, dice=Dice(_SEED), work=int(self.effort * 1e6)))
 
 
-def _starts(facts: Facts, limit: int) -> list[Timeline]:
+def descents(facts: Facts, limit: int) -> list[Timeline]:
     """Return the tidied ends of the descents that reach `limit`."""
     found = []
     # Where many layers are alike, many candidates are, too; a close look at one of a kind is enough.

@@ -98,7 +98,8 @@ class Climb:
         else:
             timeline = self._timeline(self.schedule) or self._timeline(self._start)
         if timeline is not None:
-            self._take(improve(timeline, limit, dice=dice, work=work, until=until))
+            self._take(timeline.schedule())
+            self._take(improve(timeline, limit, dice=dice, work=work - timeline.work, until=until))
 
     def _stride(self, dice: Dice, work: int, until: float) -> Timeline | None:
         """Return a timeline within the budget, reached by way of larger ones; None if the way ends above it."""
@@ -112,7 +113,7 @@ class Climb:
                 if descend(timeline, limit, Taste(area=False)) > limit:
                     return None
             tidy(timeline, limit)
-            schedule = improve(timeline, limit, dice=dice, work=work // strides, until=until)
+            schedule = improve(timeline, limit, dice=dice, work=work // strides - timeline.work, until=until)
             timeline = self._timeline(schedule)
         return timeline
 
@@ -130,6 +131,7 @@ class Climb:
                 found = self._timeline(timeline.schedule())
                 if found is not None:
                     tidy(found, limit)
+                    found.work += timeline.work
                     return found
         return None
 

@@ -14,7 +14,7 @@ def descend(timeline: Timeline, limit: float, taste: Taste, *, hopeless: float =
     for many rounds, when the schedule has become very long, or when it takes more than `hopeless` seconds.
     """
     patience = 60 + timeline.facts.num_ops // 10
-    longest = 8 * timeline.facts.num_ops + 100
+    longest = 4 * timeline.facts.num_ops + 100
     length = timeline.facts.num_ops
     peaks = timeline.peaks()
     best_peak, best_mark, stalled = int(peaks.max()), len(timeline.journal), 0
