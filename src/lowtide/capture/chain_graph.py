@@ -28,6 +28,7 @@ from lowtide.graph.ir import Graph, OpId, ValueId
 from lowtide.schedule.steps import Schedule
 
 FORWARD, INSIDE, BACKWARD, GRADIENTS = "forward", "inside", "backward", "gradients"
+_ONCE = "a backward adds to the gradients of its block"
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,7 @@ class _Writer:
             target=f"{_target(position)} backward",
             module=name,
             kind="gradient",
+            pinned=_ONCE,
             seconds=figures.backward_seconds,
             workspace_bytes=workspace,
         )
@@ -210,6 +212,7 @@ class _Writer:
             target="gradients",
             module=name,
             kind="gradient",
+            pinned=_ONCE,
             seconds=0.0,
         )
         self._steps[len(self._steps)] = (GRADIENTS, k)

@@ -50,7 +50,7 @@ _MOST_OPS = 6_000
 # Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
 # Above this number of ops, planners that win only where memory is very scarce are asked only if nothing fits.
-_MEDIUM = 1_000
+_MEDIUM = 300
 # From this number of ops on, the gap that is close enough grows with it, for so does the time of a round.
 _SMALL = 500
 
@@ -79,6 +79,8 @@ _ROUNDS = (
     _Round(((_From.PROOF, 1_200_000), (_From.PLAIN, 1_200_000), (_From.PROOF, 1_200_000)), 2.0),
     _Round(((_From.PROOF, 1_200_000), (_From.BEST, 1_500_000)), 2.0),
 )
+# Overhead above which schedules are of little use.
+_DEAR = 0.4
 # The work of one last search if the bound is near early.
 _POLISH = 1_500_000
 
@@ -281,7 +283,9 @@ class _Work:
             return 1
         if self.auto.effort <= 1 and len(self.problem.graph.ops) > _LARGE:
             return 1
-        return max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
+        number = max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
+        # Where memory is so scarce that the proof stays far behind, a round less is enough.
+        return number - 1 if self.auto.effort <= 1 and number > 1 and self.climb.overhead > _DEAR else number
 
     def _enough(self) -> float:
         """Return the bound with which the search may end."""

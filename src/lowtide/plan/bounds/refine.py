@@ -10,7 +10,7 @@ import numpy as np
 from lowtide.graph.ir import OpId
 from lowtide.plan.bounds.cutting import Cutter
 from lowtide.plan.bounds.hints import Hint, schedule_of
-from lowtide.plan.bounds.program import Limits
+from lowtide.plan.bounds.program import Answer, Limits
 from lowtide.plan.bounds.timeline import Timeline
 from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
@@ -24,6 +24,10 @@ _NARROW = (6, 3)
 _FEW_OPS = 500
 # A program with more rows than this says too little for its time: no further moment is added to it.
 _MOST_ROWS = 12_000
+# By how much, as a share of the step, a moment must raise the bound of the linear relaxation to count as much, and how
+# many such are added at once.
+_MUCH = 0.003
+_MOST_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,36 +67,54 @@ class Refiner:
         return frozenset() if self.proof.hint is None else frozenset().union(*self.proof.hint.rerun)
 
     def advance(self, limits: Limits) -> Proof:
-        """Add the moment that seems best, and return the best proof; the time of `limits` is for all of it."""
+        """Add the moment that seems best, and return the best proof; the time of `limits` is for all of it.
+
+        While linear relaxations alone say much more with every moment, several are added.
+        """
         deadline = time.perf_counter() + limits.seconds
-        overflow = None if self.proof.hint is None else _overflow(self._problem, self.proof.hint)
-        relaxed: dict[OpId, tuple[float, Cutter]] = {}
-        for candidate in dict.fromkeys([*([] if overflow is None else [overflow]), *self._promising]):
-            if relaxed and time.perf_counter() > deadline:
+        for _ in range(_MOST_AT_ONCE):
+            overflow = None if self.proof.hint is None else _overflow(self._problem, self.proof.hint)
+            relaxed = self._relax(overflow, deadline, limits.enough)
+            order = sorted(relaxed, key=lambda candidate: -relaxed[candidate][0].bound)
+            if not order:
                 break
-            cutter = Cutter(Window(self._timeline, (*self.proof.moments, candidate)))
-            answer = cutter.relax(seconds=max(0.1, deadline - time.perf_counter()))
+            answer, cutter = relaxed[order[0]]
             if answer.bound >= limits.enough:
                 return self._settle([Proof(answer.bound, cutter.window.moments)], limits)
-            relaxed[candidate] = answer.bound, cutter
-            self._num_rows = len(cutter.window.program.rows)
-        order = sorted(relaxed, key=lambda candidate: -relaxed[candidate][0])
-        chosen = dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])])
+            much = answer.bound > self.proof.bound + _MUCH and self.proof.moments
+            if not much or self._is_too_large(len(cutter.window.moments)) or time.perf_counter() > deadline:
+                break
+            self._promising = order[1:2]
+            self.proof = Proof(answer.bound, cutter.window.moments, cutter.hint(answer))
+        chosen = list(dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])]))
         found: list[Proof] = []
         work = limits.work
         for candidate in chosen:
             share = 1 / (len(chosen) - len(found))
             left = share * max(0.1, deadline - time.perf_counter())
-            value, cutter = relaxed[candidate]
+            simple, cutter = relaxed[candidate]
             answer = cutter.solve(Limits(left, None if work is None else share * work, limits.gap, limits.enough))
             work = None if work is None else work - answer.work
-            found.append(Proof(max(answer.bound, value), cutter.window.moments, cutter.hint(answer)))
+            found.append(Proof(max(answer.bound, simple.bound), cutter.window.moments, cutter.hint(answer)))
             if found[-1].bound >= limits.enough:
                 break
-        self._promising = [candidate for candidate in order if candidate not in chosen][
-            : _fewer(_NARROW[bool(self.proof.moments)], self._problem)
-        ]
+        count = _fewer(_NARROW[bool(self.proof.moments)], self._problem)
+        self._promising = [candidate for candidate in order if candidate not in chosen][:count]
         return self._settle(found, limits)
+
+    def _relax(self, overflow: OpId | None, deadline: float, enough: float) -> dict[OpId, tuple[Answer, Cutter]]:
+        """Return what the linear relaxation says with each candidate, up to the first that is enough."""
+        relaxed: dict[OpId, tuple[Answer, Cutter]] = {}
+        for candidate in dict.fromkeys([*([] if overflow is None else [overflow]), *self._promising]):
+            if relaxed and time.perf_counter() > deadline:
+                break
+            cutter = Cutter(Window(self._timeline, (*self.proof.moments, candidate)))
+            answer = cutter.relax(seconds=max(0.1, deadline - time.perf_counter()))
+            relaxed[candidate] = answer, cutter
+            self._num_rows = len(cutter.window.program.rows)
+            if answer.bound >= enough:
+                break
+        return relaxed
 
     def _settle(self, found: list[Proof], limits: Limits) -> Proof:
         if not found:
@@ -100,12 +122,15 @@ class Refiner:
             return self.proof
         best = max(found, key=lambda proof: proof.bound)
         self.proof = Proof(max(best.bound, self.proof.bound), best.moments, best.hint)
-        self.done = self.proof.bound >= limits.enough or self.proof.bound == float("inf") or self._is_too_large()
+        self.done = (
+            self.proof.bound >= limits.enough
+            or self.proof.bound == float("inf")
+            or self._is_too_large(len(self.proof.moments))
+        )
         return self.proof
 
-    def _is_too_large(self) -> bool:
-        """Whether a program with one moment more would have too many rows, judged by the last one."""
-        moments = len(self.proof.moments)
+    def _is_too_large(self, moments: int) -> bool:
+        """Whether a program with one moment more than `moments` would have too many rows, judged by the last one."""
         return self._num_rows * (moments + 1) > _MOST_ROWS * moments
 
 
