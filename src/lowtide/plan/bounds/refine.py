@@ -28,6 +28,8 @@ _MOST_ROWS = 12_000
 # many such are added at once.
 _MUCH = 0.003
 _MOST_AT_ONCE = 2
+# Programs with more rows than this get less work in whole numbers, which does little for them.
+_MANY_ROWS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Refiner:
             self.proof = Proof(answer.bound, cutter.window.moments, cutter.hint(answer))
         chosen = list(dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])]))
         found: list[Proof] = []
-        work = limits.work
+        work = None if limits.work is None else limits.work * min(1.0, _MANY_ROWS / self._num_rows)
         for candidate in chosen:
             share = 1 / (len(chosen) - len(found))
             left = share * max(0.1, deadline - time.perf_counter())
