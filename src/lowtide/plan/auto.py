@@ -79,8 +79,8 @@ _ROUNDS = (
     _Round(((_From.PROOF, 1_200_000), (_From.PLAIN, 1_200_000), (_From.PROOF, 1_200_000)), 2.0),
     _Round(((_From.PROOF, 1_200_000), (_From.BEST, 1_500_000)), 2.0),
 )
-# Overhead above which schedules are of little use.
-_DEAR = 0.4
+# Overheads above each of which schedules are of less use.
+_DEAR = (0.4, 1.0)
 # The work of one last search if the bound is near early.
 _POLISH = 1_500_000
 
@@ -284,8 +284,10 @@ class _Work:
         if self.auto.effort <= 1 and len(self.problem.graph.ops) > _LARGE:
             return 1
         number = max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
-        # Where memory is so scarce that the proof stays far behind, a round less is enough.
-        return number - 1 if self.auto.effort <= 1 and number > 1 and self.climb.overhead > _DEAR else number
+        if self.auto.effort > 1:
+            return number
+        # Where memory is so scarce that the proof stays far behind, fewer are enough.
+        return max(1, number - sum(self.climb.overhead > dear for dear in _DEAR))
 
     def _enough(self) -> float:
         """Return the bound with which the search may end."""

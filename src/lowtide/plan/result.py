@@ -29,8 +29,8 @@ class Outcome(Enum):
     )
     FITS = "The schedule fits the budget; a faster one may exist."
     IMPOSSIBLE = (
-        "It is proved that no schedule that first runs ops in the given order fits the budget; this one has the least "
-        "peak known. Raise the budget to its peak or make the batch smaller."
+        "It is proved that no schedule that first runs ops in the given order fits the budget, and none was found in "
+        "another order; this one has the least peak known. Raise the budget to its peak or make the batch smaller."
     )
     OVER_BUDGET = (
         "No schedule within the budget was found; this one has the least peak known. Raise the budget to its peak, "

@@ -1,0 +1,88 @@
+"""Other orders of first runs: legal, with the same results, and where they help."""
+
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lowtide.graph.build import GraphBuilder, check_graph
+from lowtide.plan.auto import Auto
+from lowtide.plan.orders.delay import delayed
+from lowtide.plan.orders.view import View
+from lowtide.plan.planners.keep_all import KeepAll
+from lowtide.plan.problem import Problem
+from lowtide.plan.result import Outcome
+from lowtide.plan.solve import solve
+from lowtide.schedule.steps import Schedule
+from lowtide.schedule.verify import verify
+from strategies import graphs, schedules
+
+RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@RELAXED
+@given(graphs(max_ops=10), st.booleans())
+def test_waiting_orders_are_legal(drawn, outputs):
+    graph, _ = drawn
+    order = delayed(graph, outputs=outputs)
+    assert sorted(order) == list(range(len(graph.ops)))
+    boundary = graph.num_forward if graph.boundary is not None else len(order)
+    verify(graph, Schedule(order[:boundary], order[boundary:]))
+
+
+@RELAXED
+@given(st.data())
+def test_a_view_prices_as_the_problem_does(data):
+    graph, costs = data.draw(graphs(max_ops=8))
+    problem = Problem(graph, costs, 100)
+    view = View.of(problem, delayed(graph, outputs=True))
+    check_graph(view.problem.graph)
+    schedule = data.draw(schedules(view.problem.graph))
+    outward = view.outward(schedule)
+    verify(graph, outward)
+    assert problem.price(outward) == view.problem.price(schedule)
+    assert view.inward(outward) == schedule
+    ops = data.draw(st.sets(st.sampled_from(range(len(graph.ops)))))
+    assert view.ops_outward(view.ops_inward(ops)) == ops
+
+
+def early_bird():
+    """Return a graph in which an op makes much long before it is read, beside another that needs the room."""
+    builder = GraphBuilder()
+    (x,) = builder.add_op("x", [], [("x", 10)])
+    (early,) = builder.add_op("early", [x], [("early", 100)])
+    (large,) = builder.add_op("large", [x], [("large", 100)])
+    (small,) = builder.add_op("small", [large], [("small", 1)])
+    (end,) = builder.add_op("end", [early, small], [("end", 1)])
+    return builder.build(outputs=[end]), builder.costs()
+
+
+def test_an_op_that_makes_much_waits_for_its_reader():
+    graph, costs = early_bird()
+    assert [graph.ops[op].name for op in delayed(graph, outputs=False)] == ["x", "large", "small", "early", "end"]
+    problem = Problem(graph, costs, 1)
+    assert View.of(problem, delayed(graph, outputs=False)).problem.baseline.peak_bytes == 111
+    assert problem.baseline.peak_bytes == 210
+
+
+def test_random_ops_and_those_that_run_once_do_not_wait():
+    graph, _ = early_bird()
+    for mark in ({"random": True}, {"pinned": "it has an effect"}):
+        marked = replace(graph, ops=tuple(replace(op, **mark) if op.name == "early" else op for op in graph.ops))
+        assert delayed(marked, outputs=False) == tuple(range(5))
+
+
+def test_auto_takes_an_order_that_needs_no_recomputation():
+    graph, costs = early_bird()
+    auto = Auto(planners={"keep_all": KeepAll()})
+    plan = solve(Problem(graph, costs, 111), auto)
+    assert plan.fits
+    assert plan.outcome is Outcome.OPTIMAL
+    assert (plan.overhead, plan.num_recomputed) == (0.0, 0)
+
+
+def test_auto_says_when_no_order_helps():
+    graph, costs = early_bird()
+    plan = solve(Problem(graph, costs, 100), Auto(planners={"keep_all": KeepAll()}), throw=False)
+    assert not plan.fits
+    assert plan.outcome is Outcome.IMPOSSIBLE
