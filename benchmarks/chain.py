@@ -539,7 +539,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code is 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="cases to run")
-    parser.add_argument("--pairs", type=int, default=5, help="timed pairs of steps")
+    parser.add_argument("--pairs", type=int, default=11, help="timed pairs of steps, at least 8")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for chain.md and chain.json")
     parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

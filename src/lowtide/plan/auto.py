@@ -195,14 +195,19 @@ class _Work:
             return
         orders = {delayed(graph, outputs=False), delayed(graph, outputs=True)} - {self.given.order}
         for order in sorted(orders):
+            if time.perf_counter() > self._deadline():
+                return
             view = View.of(self.problem, order)
             self.progress("auto: looking at another order")
-            schedule = (_descended if self.climb.fits else _lowest)(view.problem)
+            schedule = _descended(view.problem)
+            if schedule is None and not self.climb.fits and len(graph.ops) <= _SMALL:
+                schedule = Greedy().propose(view.problem).schedule
             if schedule is not None and self.climb.would_take(self.searched.inward(view.outward(schedule))):
                 verify(graph, view.outward(schedule))
                 self._search_in(view, view.outward(schedule))
         own = _order(self._best())
-        if own != self.searched.order and all(map(graph.is_forward, own[: graph.num_forward])):
+        complete = len(own) == len(graph.ops) and all(map(graph.is_forward, own[: graph.num_forward]))
+        if complete and own != self.searched.order and not self.climb.can_begin:
             self._search_in(View.of(self.problem, own), self._best())
 
     def _search_in(self, view: View, best: Schedule) -> None:
@@ -290,8 +295,8 @@ class _Work:
         return max(1, number - sum(self.climb.overhead > dear for dear in _DEAR))
 
     def _enough(self) -> float:
-        """Return the bound with which the search may end."""
-        return self.climb.overhead - self.gap if self.climb.fits else float("inf")
+        """Return the bound with which the search may end; a little more, so that rounding does not matter."""
+        return self.climb.overhead - 0.999 * self.gap if self.climb.fits else float("inf")
 
     def _deadline(self) -> float:
         return float("inf") if self.auto.time_limit is None else self.started + self.auto.time_limit
@@ -319,11 +324,6 @@ def _descended(problem: Problem) -> Schedule | None:
     """Return a schedule within the budget, or None if the ways down end above it."""
     found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes)
     return min(found, key=lambda timeline: timeline.seconds).schedule() if found else None
-
-
-def _lowest(problem: Problem) -> Schedule:
-    """Return a schedule within the budget or, if there is none, with little memory."""
-    return Greedy().propose(problem).schedule
 
 
 def _order(schedule: Schedule) -> tuple[OpId, ...]:

@@ -197,9 +197,9 @@ def compare_planners(
             found.append(row)
             if isinstance(planner, Auto) and row.fits and schedule is not None:
                 asked[name] = replace(planner, starts=(schedule,))
-        # What one planner proved about a budget holds for all of them.
+        # What one planner proved about a budget holds for all that keep the given order; others may be faster.
         bound = max((row.bound for row in found if row.bound is not None), default=None)
-        rows[index] = [replace(row, bound=bound) for row in found]
+        rows[index] = [replace(row, bound=_at_most(bound, row)) for row in found]
     return Comparison(
         rows=tuple(row for index in range(len(limits)) for row in rows[index]),
         baseline_peak_bytes=baseline.peak_bytes,
@@ -275,3 +275,8 @@ def _named_planners(planners: Sequence[str | AbstractPlanner], *, everything: bo
 
 def _percent(share: float | None, digits: int = 2) -> str:
     return "-" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def _at_most(bound: float | None, row: ComparisonRow) -> float | None:
+    """Return `bound`, or the overhead of `row` if that fits and is less."""
+    return bound if bound is None or row.overhead is None or not row.fits else min(bound, row.overhead)

@@ -206,10 +206,10 @@ def _whole_row(row: Row, variables: Sequence[Any]) -> Any:
 
 def _entries(rows: Sequence[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]:
     """Return row, variable and coefficient of every entry, in order of row and variable."""
-    counts = [len(row.variables) for row in rows]
+    counts = np.array([len(row.variables) for row in rows], dtype=np.int64)
     which = np.repeat(np.arange(len(rows)), counts)
-    column = np.fromiter((v for row in rows for v in row.variables), dtype=np.int64, count=sum(counts))
-    value = np.fromiter((c for row in rows for c in row.coefficients), dtype=np.float64, count=sum(counts))
+    column = np.fromiter((v for row in rows for v in row.variables), dtype=np.int64, count=int(counts.sum()))
+    value = np.fromiter((c for row in rows for c in row.coefficients), dtype=np.float64, count=int(counts.sum()))
     order = np.lexsort((column, which))
     return which[order], column[order], value[order]
 

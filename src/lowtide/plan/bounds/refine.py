@@ -90,7 +90,7 @@ class Refiner:
             self.proof = Proof(answer.bound, cutter.window.moments, cutter.hint(answer))
         chosen = list(dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])]))
         found: list[Proof] = []
-        work = None if limits.work is None else limits.work * min(1.0, _MANY_ROWS / self._num_rows)
+        work = None if limits.work is None else limits.work * min(1.0, _MANY_ROWS / max(1, self._num_rows))
         for candidate in chosen:
             share = 1 / (len(chosen) - len(found))
             left = share * max(0.1, deadline - time.perf_counter())

@@ -42,11 +42,6 @@ class View:
         )
         return View(seen, tuple(order))
 
-    @property
-    def is_given(self) -> bool:
-        """Whether the order is the given one."""
-        return self.order == tuple(range(len(self.order)))
-
     def outward(self, schedule: Schedule) -> Schedule:
         """Return what a schedule of this view's problem is for the problem as given."""
         return _translated(schedule, self.order)

@@ -34,7 +34,7 @@ from lowtide.schedule.steps import Schedule
 
 _SEED = 20160421
 _STRIDES = (0.9, 0.97, 0.99)
-_FLOOR_WORK = 1_000_000
+_STRIDES_WORK, _FLOOR_WORK = 1_000_000, 1_000_000
 # Above this number of ops, time is saved: only so many candidates are looked at closely in each round.
 _LARGE = 4_000
 _FEW = 60
@@ -100,7 +100,7 @@ def _lowest(facts: Facts, enough: int) -> tuple[Timeline, int]:
     timeline = Timeline(facts)
     best_peak = timeline.peak()
     for stride in _STRIDES:
-        while best_peak > enough:
+        while best_peak > enough and timeline.work < _STRIDES_WORK:
             timeline.commit()
             peak = descend(timeline, stride * best_peak, Taste())
             if peak >= best_peak:

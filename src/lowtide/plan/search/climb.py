@@ -68,9 +68,17 @@ class Climb:
         if self._key(trace) < self._start_key and self._timeline(schedule) is not None:
             self._start, self._start_key = schedule, self._key(trace)
 
+    @property
+    def can_begin(self) -> bool:
+        """Whether a search can begin at a schedule within the budget whose first runs are in the given order."""
+        return not self._start_key[0]
+
     def would_take(self, schedule: Schedule) -> bool:
-        """Whether `schedule` is better than the best so far."""
-        return self._key(self._problem.price(schedule)) < self._key(self._trace)
+        """Whether `schedule` is better than the best so far, and not only by rounding or by its peak."""
+        trace = self._problem.price(schedule)
+        if self._problem.fits(trace) and self.fits:
+            return trace.seconds < self._trace.seconds * (1 - 1e-9)
+        return self._key(trace) < self._key(self._trace)
 
     def improve(
         self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), until: float = float("inf")
@@ -99,7 +107,8 @@ class Climb:
             timeline = self._timeline(self.schedule) or self._timeline(self._start)
         if timeline is not None:
             self._take(timeline.schedule())
-            self._take(improve(timeline, limit, dice=dice, work=work - timeline.work, until=until))
+            # The way to the beginning counts, but not for more than half.
+            self._take(improve(timeline, limit, dice=dice, work=max(work // 2, work - timeline.work), until=until))
 
     def _stride(self, dice: Dice, work: int, until: float) -> Timeline | None:
         """Return a timeline within the budget, reached by way of larger ones; None if the way ends above it."""
@@ -113,7 +122,7 @@ class Climb:
                 if descend(timeline, limit, Taste(area=False)) > limit:
                     return None
             tidy(timeline, limit)
-            schedule = improve(timeline, limit, dice=dice, work=work // strides - timeline.work, until=until)
+            schedule = improve(timeline, limit, dice=dice, work=work // strides, until=until)
             timeline = self._timeline(schedule)
         return timeline
 
