@@ -45,6 +45,8 @@ _ZOOMS = (1, 4, 16)
 # Bounds to try whatever the budget is; fewer for large graphs, whose schedules take longer to price.
 _COARSE, _LEAST_COARSE, _COARSE_STEPS = 12, 4, 60_000
 _MOST_SLOTS = 4000
+# Bounds to try above the highest that fits.
+_NEAR = 12
 # By how much rounding may make the least bound of a table too large.
 _MARGIN = 1.25
 # Half the memory and twice the speed of double precision; what is returned is added up anew.
@@ -111,7 +113,8 @@ def _scan(problem: Problem, pieces: Pieces, table: RotorTable) -> tuple[int | No
     """Return the highest bound found whose schedule fits, and all schedules tried.
 
     These are those of bounds spread over the table, whatever the budget is, and, if one of them fits, of bounds between
-    the highest such and the next. So a budget equal to the least peak that is found leads to a schedule that fits it.
+    the highest such and the next, and a few above. So a budget equal to the least peak that is found leads to a
+    schedule that fits it.
     """
     bounds = table.bounds()
     tried: list[Candidate] = []
@@ -130,7 +133,9 @@ def _scan(problem: Problem, pieces: Pieces, table: RotorTable) -> tuple[int | No
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return bounds[low], tried
+    # The table rounds up and does not know the true peak: a schedule that seems too large may fit all the same.
+    near = range(low + 1, min(len(bounds), low + 1 + min(_NEAR, most)))
+    return bounds[max((index for index in near if fits(index)), default=low)], tried
 
 
 def _spread(indices: range, most: int) -> list[int]:
