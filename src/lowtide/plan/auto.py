@@ -202,7 +202,7 @@ class _Work:
             schedule = _descended(view.problem)
             if schedule is None and not self.climb.fits and len(graph.ops) <= _SMALL:
                 schedule = Greedy().propose(view.problem).schedule
-            if schedule is not None and self.climb.would_take(self.searched.inward(view.outward(schedule))):
+            if schedule is not None and self.climb.is_clearly_worse_than(self.searched.inward(view.outward(schedule))):
                 verify(graph, view.outward(schedule))
                 self._search_in(view, view.outward(schedule))
         own = _order(self._best())

@@ -28,7 +28,7 @@ _MOST_ROWS = 12_000
 # many such are added at once.
 _MUCH = 0.003
 _MOST_AT_ONCE = 2
-# Programs with more rows than this get less work in whole numbers, which does little for them.
+# Programs with several moments and more rows than this get less work in whole numbers, which does little for them.
 _MANY_ROWS = 5_000
 
 
@@ -90,14 +90,17 @@ class Refiner:
             self.proof = Proof(answer.bound, cutter.window.moments, cutter.hint(answer))
         chosen = list(dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])]))
         found: list[Proof] = []
-        work = None if limits.work is None else limits.work * min(1.0, _MANY_ROWS / max(1, self._num_rows))
+        work = limits.work
+        if work is not None and self.proof.moments:
+            work *= min(1.0, _MANY_ROWS / max(1, self._num_rows))
         for candidate in chosen:
             share = 1 / (len(chosen) - len(found))
             left = share * max(0.1, deadline - time.perf_counter())
             simple, cutter = relaxed[candidate]
             answer = cutter.solve(Limits(left, None if work is None else share * work, limits.gap, limits.enough))
             work = None if work is None else work - answer.work
-            found.append(Proof(max(answer.bound, simple.bound), cutter.window.moments, cutter.hint(answer)))
+            hint = cutter.hint(answer) or cutter.hint(simple)
+            found.append(Proof(max(answer.bound, simple.bound), cutter.window.moments, hint))
             if found[-1].bound >= limits.enough:
                 break
         count = _fewer(_NARROW[bool(self.proof.moments)], self._problem)

@@ -18,6 +18,8 @@ from lowtide.schedule.steps import Schedule
 
 # How far one stride goes: the next limit as a share of the one before.
 _STRIDE = 0.8
+# The share of an overhead below which another is clearly less.
+_CLEARLY = 0.95
 # What an op of a hint seems to cost beside others.
 _LIKED = 0.07
 
@@ -73,11 +75,11 @@ class Climb:
         """Whether a search can begin at a schedule within the budget whose first runs are in the given order."""
         return not self._start_key[0]
 
-    def would_take(self, schedule: Schedule) -> bool:
-        """Whether `schedule` is better than the best so far, and not only by rounding or by its peak."""
+    def is_clearly_worse_than(self, schedule: Schedule) -> bool:
+        """Whether `schedule` fits with clearly less overhead than the best so far or, while nothing fits, is better."""
         trace = self._problem.price(schedule)
         if self._problem.fits(trace) and self.fits:
-            return trace.seconds < self._trace.seconds * (1 - 1e-9)
+            return self._problem.overhead(trace) < _CLEARLY * self.overhead
         return self._key(trace) < self._key(self._trace)
 
     def improve(
