@@ -46,7 +46,6 @@ from common import (
 from limits import Job, planned, run_jobs
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.problem import Problem
-from lowtide.schedule.expand import always_there
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 from planners import Captured, capture, differences, execute, execute_graphs
@@ -152,7 +151,7 @@ def checkpointed_schedule(graph: Graph, blocks: Sequence[Sequence[OpId]]) -> Sch
     for op, index in owner.items():
         for value in graph.ops[op].outputs:
             outside = any(graph.is_forward(each) and owner.get(each) != index for each in graph.readers[value])
-            if not outside and not always_there(graph, value):
+            if not outside and value not in graph.always_there:
                 lost[value] = index
     needed = [-1] * len(blocks)
     for value, index in lost.items():

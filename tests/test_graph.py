@@ -40,7 +40,7 @@ def test_builder_gives_ids_and_costs():
     assert (x, y, s, g) == (0, 1, 2, 3)
     assert graph.boundary == 1
     assert graph.ops[0].first_run_only == (s,)
-    assert list(graph.produced(0)) == [y]
+    assert list(graph.rewrites[0]) == [y]
     assert graph.values[g].kind == "gradient"
     assert builder.costs() == Costs((2.0, 1.0), (7, 0), "given")
 

@@ -42,7 +42,7 @@ def check_gaps(graph, timeline):
                 if graph.values[value].producer is not None:
                     expected.append((value, last[value], time))
                     last[value] = time
-            for value in graph.produced(op) if run >= len(graph.ops) else graph.ops[op].outputs:
+            for value in graph.rewrites[op] if run >= len(graph.ops) else graph.ops[op].outputs:
                 last[value] = time
     rows = zip(
         timeline.ledger.gap_value.tolist(),

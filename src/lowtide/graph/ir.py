@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -109,6 +108,30 @@ class Graph:
         return tuple(tuple(ops) for ops in readers)
 
     @cached_property
+    def reads(self) -> tuple[tuple[ValueId, ...], ...]:
+        """For every op, the values it reads that another op makes, each once."""
+        values = self.values
+        return tuple(tuple(v for v in dict.fromkeys(op.inputs) if values[v].producer is not None) for op in self.ops)
+
+    @cached_property
+    def rewrites(self) -> tuple[tuple[ValueId, ...], ...]:
+        """For every op, the values that a repeated run of it writes."""
+        return tuple(tuple(v for v in op.outputs if v not in op.first_run_only) for op in self.ops)
+
+    @cached_property
+    def always_there(self) -> frozenset[ValueId]:
+        """Values that backward finds whatever is kept: inputs, outputs, and what only a first run makes."""
+
+        def lasts(value: ValueId) -> bool:
+            producer = self.values[value].producer
+            if producer is None or value in self.held:
+                return True
+            op = self.ops[producer]
+            return self.is_forward(producer) and (bool(op.pinned) or value in op.first_run_only)
+
+        return frozenset(filter(lasts, range(len(self.values))))
+
+    @cached_property
     def held(self) -> frozenset[ValueId]:
         """Outputs as a set."""
         return frozenset(self.outputs)
@@ -122,8 +145,3 @@ class Graph:
             "ends": [self.outputs, self.handovers, self.boundary],
         }
         return hashlib.sha256(json.dumps(shape, separators=(",", ":")).encode()).hexdigest()[:32]
-
-    def produced(self, op: OpId) -> Iterator[ValueId]:
-        """Yield the values written by a repeated run of `op`."""
-        once = self.ops[op].first_run_only
-        return (value for value in self.ops[op].outputs if value not in once)

@@ -191,7 +191,7 @@ class _Emitter:
 
     def _forget_views(self, op: OpId) -> None:
         """Drop views of an earlier run's results, which must not be taken for views of the new ones."""
-        for value in self.program.graph.produced(op):
+        for value in self.program.graph.rewrites[op]:
             for view in self._views.pop(value, ()):
                 self._present.pop(view, None)
 
@@ -248,7 +248,7 @@ def saved_values(program: Program, schedule: Schedule) -> list[ValueId]:
     for op in schedule.backward:
         for node in program.reads(op, replay=op in seen):
             need(node)
-        made.update(graph.ops[op].outputs if op not in seen else graph.produced(op))
+        made.update(graph.ops[op].outputs if op not in seen else graph.rewrites[op])
         seen.add(op)
     for node in program.backward_outputs:
         need(node)

@@ -4,7 +4,7 @@ Source: ours. Memory model: the simulator's; every op may run any number of time
 schedule, which the plan then says; never worse than a planner of its list.
 
 1. Every planner of the list that serves the problem proposes a schedule.
-2. Where a descent does better with the first runs in another order, the search goes on in that order.
+2. Where a descent does well with the first runs in another order, the search goes on in that order, or in both.
 3. In rounds, the search takes the best schedule further by taking parts out and mending them another way, while the
    proof looks at one more moment of the step on another core. Some searches begin anew, for a search can be caught: at
    plain training and down to the budget in strides, or by running again what the solution behind the proof does. The
@@ -33,12 +33,8 @@ from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
 from lowtide.plan.bounds.refine import Refiner
 from lowtide.plan.options import check_numbers
-from lowtide.plan.orders.delay import delayed
-from lowtide.plan.orders.view import View
-from lowtide.plan.planners.greedy import Greedy, descents
+from lowtide.plan.orders.sides import Sides, keeps_order
 from lowtide.plan.problem import Problem
-from lowtide.plan.search.climb import Climb
-from lowtide.plan.search.facts import Facts
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
@@ -81,6 +77,8 @@ _ROUNDS = (
 )
 # Overheads above each of which schedules are of less use.
 _DEAR = (0.4, 1.0)
+# The share of the gap that a round must at least have closed for another to be worth its time.
+_NEXT_TO_NOTHING = 0.05
 # The work of one last search if the bound is near early.
 _POLISH = 1_500_000
 
@@ -138,7 +136,7 @@ class Auto(AbstractPlanner):
         work = _Work(self, problem, progress)
         work.ask_planners()
         if self.effort:
-            work.choose_order()
+            work.sides.look_around(self.starts, until=work.deadline(), progress=progress)
             work.run_rounds()
             work.polish()
             # Nothing to do unless the last search has left the proof behind.
@@ -152,21 +150,23 @@ class _Work:
     def __init__(self, auto: Auto, problem: Problem, progress: Progress) -> None:
         self.auto, self.problem, self.progress = auto, problem, progress
         self.started = time.perf_counter()
-        self.given = View.of(problem, range(len(problem.graph.ops)))
-        # The order of the search, and that of the proof.
-        self.searched = self.proved = self.given
+        self.sides = Sides(problem, seed=auto.seed)
+        self.given = self.sides.view
+        # What the proof is about.
+        self.proved = self.given
         self.refiner: Refiner | None = None
-        self.climb = Climb(problem, seed=auto.seed)
         self.bound = 0.0
         growth = 1.0 if auto.effort > 1 else max(1.0, len(problem.graph.ops) / _SMALL)
         self.gap = auto.gap * growth
         self.impossible = least_peak_bytes(problem) > problem.budget_bytes
+        # The gap left after each round with this proof.
+        self.left: list[float] = []
 
     def ask_planners(self) -> None:
         """Offer the given schedules and those of the planners to the search."""
         for schedule in self.auto.starts:
             verify(self.problem.graph, schedule)
-            self.climb.offer(schedule)
+            self.sides.offer(schedule)
         num_ops = len(self.problem.graph.ops)
         left_out = self.auto.slow if num_ops > _LARGE else frozenset()
         late = self.auto.late if num_ops > _MEDIUM else frozenset()
@@ -174,7 +174,7 @@ class _Work:
             if name not in left_out | late:
                 self._ask(name)
         for name in self.auto.planners:
-            if name in late - left_out and not self.climb.fits:
+            if name in late - left_out and not self.sides.fits:
                 self._ask(name, last=False)
 
     def _ask(self, name: str, *, last: bool = True) -> None:
@@ -184,38 +184,9 @@ class _Work:
         self.progress(f"auto: asking {name}")
         proposal = planner.propose(self.problem, silent)
         verify(self.problem.graph, proposal.schedule)
-        self.climb.offer(proposal.schedule, last=last)
+        self.sides.offer(proposal.schedule, last=last)
         if proposal.bound is not None:
             self.bound = max(self.bound, proposal.bound)
-
-    def choose_order(self) -> None:
-        """Search in the order of first runs of the best schedule, or in another one if a descent does better there."""
-        graph = self.problem.graph
-        if len(graph.ops) > _LARGE:
-            return
-        orders = {delayed(graph, outputs=False), delayed(graph, outputs=True)} - {self.given.order}
-        for order in sorted(orders):
-            if time.perf_counter() > self._deadline():
-                return
-            view = View.of(self.problem, order)
-            self.progress("auto: looking at another order")
-            schedule = _descended(view.problem)
-            if schedule is None and not self.climb.fits and len(graph.ops) <= _SMALL:
-                schedule = Greedy().propose(view.problem).schedule
-            if schedule is not None and self.climb.is_clearly_worse_than(self.searched.inward(view.outward(schedule))):
-                verify(graph, view.outward(schedule))
-                self._search_in(view, view.outward(schedule))
-        own = _order(self._best())
-        complete = len(own) == len(graph.ops) and all(map(graph.is_forward, own[: graph.num_forward]))
-        if complete and own != self.searched.order and not self.climb.can_begin:
-            self._search_in(View.of(self.problem, own), self._best())
-
-    def _search_in(self, view: View, best: Schedule) -> None:
-        """Go on from `best`, in the order of `view`."""
-        climb = Climb(view.problem, seed=self.auto.seed)
-        for schedule in (*self.auto.starts, best):
-            climb.offer(view.inward(schedule))
-        self.climb, self.searched = climb, view
 
     def run_rounds(self, at_most: int | None = None) -> None:
         """Improve the schedule and the bound until they are close enough or the effort is spent.
@@ -226,10 +197,11 @@ class _Work:
             for number in count():
                 changed = self._must_change_proof()
                 if changed:
-                    self.proved, self.bound, self.refiner = self.searched, 0.0, None
+                    self.proved, self.bound, self.refiner = self.sides.view, 0.0, None
+                    self.left.clear()
                 # There are more of them as soon as something fits.
                 enough = self._num_rounds() if at_most is None else at_most
-                if self._is_done() or (number >= enough and not changed):
+                if self._is_done() or ((number >= enough or self._has_stalled()) and not changed):
                     return
                 if self.refiner is None and len(self.problem.graph.ops) <= _MOST_OPS:
                     self.refiner = Refiner(self.proved.problem)
@@ -237,54 +209,60 @@ class _Work:
                 planned = _ROUNDS[number % len(_ROUNDS)]
                 scale = max(1.0, self.auto.effort / 4)
                 # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
-                proof = (planned.proof if self.climb.fits else _LITTLE) * scale
+                proof = (planned.proof if self.sides.fits else _LITTLE) * scale
                 limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
-                hint = () if refiner is None else self.searched.ops_inward(self.proved.ops_outward(refiner.hint))
+                hint = () if refiner is None else self.proved.ops_outward(refiner.hint)
                 proving = None if refiner is None or refiner.done else other_core.submit(refiner.advance, limits)
                 for start, work in planned.searches:
                     # The last planner of the list has looked for less memory already.
-                    self._search(start, int(work * scale if self.climb.fits else _LITTLE * work * scale), hint)
-                if proving is not None:
+                    self._search(start, int(work * scale if self.sides.fits else _LITTLE * work * scale), hint)
+                if refiner is not None and proving is not None:
                     self.bound = max(self.bound, proving.result().bound)
+                    self._follow(refiner)
+                if self.sides.fits:
+                    self.left.append(self.sides.overhead - self.bound)
                 self._report()
 
     def polish(self) -> None:
         """Search a little more if the bound was near early: that does not mean that nothing better is to be had."""
-        met = self.climb.overhead - self.bound <= _EQUAL
-        if self.climb.fits and self._is_done() and not met and time.perf_counter() < self._deadline():
-            self._search(_From.BEST, int(_POLISH * min(1.0, self.auto.effort)), ())
+        met = self.sides.overhead - self.bound <= _EQUAL
+        if self.sides.fits and self._is_done() and not met and time.perf_counter() < self.deadline():
+            self.sides.improve(int(_POLISH * min(1.0, self.auto.effort)), best=True, until=self.deadline())
 
     def proposal(self) -> Proposal:
         """Return the answer."""
-        best = self._best()
-        if not self.climb.fits:
+        best = self.sides.schedule
+        if not self.sides.fits:
             return Proposal(best, impossible=self.impossible)
-        overhead = self.climb.overhead
+        overhead = self.sides.overhead
         met = overhead - self.bound <= _EQUAL
-        optimal = not best.num_recomputed or (met and _keeps_order(best))
+        optimal = not best.num_recomputed or (met and keeps_order(best))
         return Proposal(best, bound=min(self.bound, overhead), optimal=optimal)
-
-    def _best(self) -> Schedule:
-        return self.searched.outward(self.climb.schedule)
 
     def _must_change_proof(self) -> bool:
         """Whether there is nothing left to prove about the given order, but there is about that of the search."""
         if self.proved is not self.given:
             return False
         self.impossible |= math.isinf(self.bound)
-        if self.searched is self.given:
+        if self.sides.is_given:
             return False
-        met = self.climb.fits and self.climb.overhead - self.bound <= _EQUAL
-        return self.impossible or (met and not _keeps_order(self._best()))
+        met = self.sides.fits and self.sides.overhead - self.bound <= _EQUAL
+        return self.impossible or (met and not keeps_order(self.sides.schedule))
 
     def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
         if start is _From.PROOF and hint:
-            self.climb.improve(work, hint=hint, until=self._deadline())
+            self.sides.improve(work, hint=hint, until=self.deadline())
         else:
-            self.climb.improve(work, anew=start is not _From.BEST, until=self._deadline())
+            self.sides.improve(work, anew=start is not _From.BEST, until=self.deadline())
+
+    def _follow(self, refiner: Refiner) -> None:
+        """Take what the solution behind the proof does, mended: where few moments decide, it is close to the best."""
+        suggestion = refiner.suggestion
+        if suggestion is not None and not self._is_done() and self.sides.fits:
+            self.sides.mend(self.proved, suggestion)
 
     def _num_rounds(self) -> int:
-        if self.auto.effort <= 1 and not self.climb.fits:
+        if self.auto.effort <= 1 and not self.sides.fits:
             return 1
         if self.auto.effort <= 1 and len(self.problem.graph.ops) > _LARGE:
             return 1
@@ -292,46 +270,36 @@ class _Work:
         if self.auto.effort > 1:
             return number
         # Where memory is so scarce that the proof stays far behind, fewer are enough.
-        return max(1, number - sum(self.climb.overhead > dear for dear in _DEAR))
+        return max(1, number - sum(self.sides.overhead > dear for dear in _DEAR))
+
+    def _has_stalled(self) -> bool:
+        """Whether the last round, unless it was the first, has brought next to nothing."""
+        if self.auto.effort > 1 or len(self.left) < 2:
+            return False
+        return self.left[-2] - self.left[-1] < _NEXT_TO_NOTHING * self.left[-2]
 
     def _enough(self) -> float:
         """Return the bound with which the search may end; a little more, so that rounding does not matter."""
-        return self.climb.overhead - 0.999 * self.gap if self.climb.fits else float("inf")
+        return self.sides.overhead - 0.999 * self.gap if self.sides.fits else float("inf")
 
-    def _deadline(self) -> float:
+    def deadline(self) -> float:
+        """Return when to end, in seconds of `time.perf_counter`."""
         return float("inf") if self.auto.time_limit is None else self.started + self.auto.time_limit
 
     def _seconds_left(self) -> float:
-        return max(0.1, self._deadline() - time.perf_counter())
+        return max(0.1, self.deadline() - time.perf_counter())
 
     def _is_done(self) -> bool:
-        close = self.climb.fits and self.climb.overhead - self.bound <= max(self.gap, _EQUAL)
+        close = self.sides.fits and self.sides.overhead - self.bound <= max(self.gap, _EQUAL)
         hopeless = math.isinf(self.bound) or (self.impossible and self.proved is self.given)
-        return close or hopeless or time.perf_counter() > self._deadline()
+        return close or hopeless or time.perf_counter() > self.deadline()
 
     def _report(self) -> None:
         seconds = time.perf_counter() - self.started
-        if not self.climb.fits:
-            self.progress(f"auto: nothing fits yet, least peak {self.climb.peak_bytes} bytes, {seconds:.1f} s")
+        if not self.sides.fits:
+            self.progress(f"auto: nothing fits yet, least peak {self.sides.peak_bytes} bytes, {seconds:.1f} s")
             return
-        best, bound = self.climb.overhead, min(self.bound, self.climb.overhead)
+        best, bound = self.sides.overhead, min(self.bound, self.sides.overhead)
         self.progress(
             f"auto: best overhead {best:.2%}, bound {bound:.2%}, gap {best - bound:.2%} of a step, {seconds:.1f} s"
         )
-
-
-def _descended(problem: Problem) -> Schedule | None:
-    """Return a schedule within the budget, or None if the ways down end above it."""
-    found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes)
-    return min(found, key=lambda timeline: timeline.seconds).schedule() if found else None
-
-
-def _order(schedule: Schedule) -> tuple[OpId, ...]:
-    """Return the ops in the order of their first runs."""
-    return tuple(dict.fromkeys(schedule.steps))
-
-
-def _keeps_order(schedule: Schedule) -> bool:
-    """Whether the first runs of `schedule` are in the given order."""
-    order = _order(schedule)
-    return all(op == place for place, op in enumerate(order))

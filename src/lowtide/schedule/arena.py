@@ -158,7 +158,7 @@ def _touched(graph: Graph, schedule: Schedule, outside: frozenset[ValueId]) -> _
         reads.append(read)
         own_phase = step < len(schedule.forward) or not graph.is_forward(op)
         start = len(values)
-        for value in graph.produced(op) if op in ran else ops[op].outputs:
+        for value in graph.rewrites[op] if op in ran else ops[op].outputs:
             if value not in outside:
                 current[value] = len(values)
                 if own_phase and value in ends:

@@ -17,8 +17,7 @@ def expand(graph: Graph, kept: Collection[ValueId], *, again: Collection[ValueId
     is recomputed anew for each backward op that reads it. Outputs of the graph and values whose op is pinned are
     always kept.
     """
-    available = {value for value in range(len(graph.values)) if always_there(graph, value)}
-    available.update(kept)
+    available = {*graph.always_there, *kept}
     again = frozenset(again)
     backward: list[OpId] = []
     for op in graph.backward:
@@ -35,6 +34,8 @@ def expand(graph: Graph, kept: Collection[ValueId], *, again: Collection[ValueId
 
 def missing(graph: Graph, op: OpId, available: Collection[ValueId]) -> list[OpId]:
     """Return the ops to run so that `op` can run last, given the values in `available`, in an order that works."""
+    if all(value in available for value in graph.reads[op]):
+        return [op]
     order: list[OpId] = []
     done: set[OpId] = set()
     stack: list[tuple[OpId, bool]] = [(op, False)]
@@ -47,7 +48,7 @@ def missing(graph: Graph, op: OpId, available: Collection[ValueId]) -> list[OpId
             continue
         done.add(current)
         stack.append((current, True))
-        for value in reversed(graph.ops[current].inputs):
+        for value in reversed(graph.reads[current]):
             producer = graph.values[value].producer
             if value in available or producer is None or producer in done:
                 continue
@@ -58,12 +59,3 @@ def missing(graph: Graph, op: OpId, available: Collection[ValueId]) -> list[OpId
                 )
             stack.append((producer, False))
     return order
-
-
-def always_there(graph: Graph, value: ValueId) -> bool:
-    """Whether backward finds `value` whatever is kept: it is an input or output, or only a first run makes it."""
-    producer = graph.values[value].producer
-    if producer is None or value in graph.held:
-        return True
-    op = graph.ops[producer]
-    return graph.is_forward(producer) and (bool(op.pinned) or value in op.first_run_only)

@@ -61,7 +61,7 @@ def _check_reads(graph: Graph, schedule: Schedule) -> None:
                     f"Step {step} ({op.name!r}) reads {value.name!r}, which the run of "
                     f"{graph.ops[value.producer].name!r} at step {latest_run[value.producer]} did not write again."
                 )
-        for value_id in graph.produced(op_id) if op_id in latest_run else op.outputs:
+        for value_id in graph.rewrites[op_id] if op_id in latest_run else op.outputs:
             made_at[value_id] = step
         latest_run[op_id] = step
 

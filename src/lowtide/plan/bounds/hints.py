@@ -64,7 +64,7 @@ def _missing(graph: Graph, value: ValueId, there: set[ValueId], before: OpId) ->
             continue
         if ready:
             steps.append(producer)
-            there.update(graph.produced(producer))
+            there.update(graph.rewrites[producer])
             continue
         stack.append((current, True))
         stack += [(source, False) for source in reversed(graph.ops[producer].inputs)]

@@ -14,6 +14,7 @@ from lowtide.plan.bounds.program import Answer, Limits
 from lowtide.plan.bounds.timeline import Timeline
 from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
+from lowtide.schedule.steps import Schedule
 
 # How many candidates for moments each of both measures gives, and their least distance.
 _CANDIDATES = 8
@@ -67,6 +68,11 @@ class Refiner:
     def hint(self) -> frozenset[OpId]:
         """The ops that run again in the solution behind the best proof, as far as one is known."""
         return frozenset() if self.proof.hint is None else frozenset().union(*self.proof.hint.rerun)
+
+    @property
+    def suggestion(self) -> Schedule | None:
+        """What the solution behind the best proof does, as a schedule, if one is known; it may not fit."""
+        return None if self.proof.hint is None else schedule_of(self._problem.graph, self.proof.hint)
 
     def advance(self, limits: Limits) -> Proof:
         """Add the moment that seems best, and return the best proof; the time of `limits` is for all of it.

@@ -19,7 +19,6 @@ from heapq import heappop, heappush
 from lowtide.graph.analysis import ambient_values
 from lowtide.graph.ir import Graph, OpId, ValueId
 from lowtide.plan.division.multigraph import Multigraph
-from lowtide.schedule.expand import always_there
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def tensor_view_of(graph: Graph, *, count_all: bool = False) -> TensorView:
         count_all: Count every value in a segment, as the paper does, and not only those that backward reads.
     """
     ambient = ambient_values(graph)
-    there = {value for value in range(len(graph.values)) if always_there(graph, value)} | ambient
+    there = graph.always_there | ambient
     ops = sorted(_needed_again(graph, there))
     vertex = {op: k for k, op in enumerate(ops, 1)}
     producers = [value.producer for value in graph.values]

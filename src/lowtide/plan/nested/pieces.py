@@ -10,7 +10,6 @@ from itertools import accumulate
 from lowtide.graph.analysis import Link, chain_of
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, ValueId
-from lowtide.schedule.expand import always_there
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def pieces_of(graph: Graph, costs: Costs, most: int) -> Pieces:
     value.
     """
     chain = chain_of(graph, costs)
-    fixed = frozenset(value for value in range(len(graph.values)) if always_there(graph, value)) | chain.ambient
+    fixed = graph.always_there | chain.ambient
     links = _worthwhile(graph, chain.links)
     ends = _ends(links, most)
     starts = [0, *(links[end].ops.stop for end in ends)]

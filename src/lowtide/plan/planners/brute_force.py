@@ -104,7 +104,7 @@ class _Machine:
             self._bytes += [op.replay_bytes] if op.replay_bytes else []
         self._reads = [self._items(op.inputs) for op in graph.ops]
         self._writes = [self._items(op.outputs) for op in graph.ops]
-        self._rewrites = [self._items(tuple(graph.produced(op))) for op in range(len(graph.ops))]
+        self._rewrites = [self._items(graph.rewrites[op]) for op in range(len(graph.ops))]
         held = self._items(graph.outputs)
         forward = self._items(tuple(value for op in graph.forward for value in graph.ops[op].outputs))
         self._held_forward, self._held_backward = held & forward, held & ~forward

@@ -199,7 +199,7 @@ class _Runtime:
 
     def _execute(self, op: OpId) -> None:
         again = self.has_run[op]
-        written = list(self.graph.produced(op)) if again else self.graph.ops[op].outputs
+        written = list(self.graph.rewrites[op]) if again else self.graph.ops[op].outputs
         made = [value for value in written if not self.there[value]]
         extra = self.costs.workspace_bytes[op] + (self.graph.ops[op].replay_bytes if again else 0)
         need = sum([self.size[value] for value in made])

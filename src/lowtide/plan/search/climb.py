@@ -18,8 +18,6 @@ from lowtide.schedule.steps import Schedule
 
 # How far one stride goes: the next limit as a share of the one before.
 _STRIDE = 0.8
-# The share of an overhead below which another is clearly less.
-_CLEARLY = 0.95
 # What an op of a hint seems to cost beside others.
 _LIKED = 0.07
 
@@ -75,13 +73,6 @@ class Climb:
         """Whether a search can begin at a schedule within the budget whose first runs are in the given order."""
         return not self._start_key[0]
 
-    def is_clearly_worse_than(self, schedule: Schedule) -> bool:
-        """Whether `schedule` fits with clearly less overhead than the best so far or, while nothing fits, is better."""
-        trace = self._problem.price(schedule)
-        if self._problem.fits(trace) and self.fits:
-            return self._problem.overhead(trace) < _CLEARLY * self.overhead
-        return self._key(trace) < self._key(self._trace)
-
     def improve(
         self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), until: float = float("inf")
     ) -> None:
@@ -111,6 +102,15 @@ class Climb:
             self._take(timeline.schedule())
             # The way to the beginning counts, but not for more than half.
             self._take(improve(timeline, limit, dice=dice, work=max(work // 2, work - timeline.work), until=until))
+
+    def mend(self, schedule: Schedule) -> None:
+        """Bring `schedule`, a legal one that may be above the budget, within it by a few drops, and offer that."""
+        limit = self._problem.budget_bytes
+        for area in (True, False):
+            timeline = self._timeline(schedule)
+            if timeline is not None and descend(timeline, limit, Taste(area=area)) <= limit:
+                tidy(timeline, limit)
+                self.offer(timeline.schedule(), last=False)
 
     def _stride(self, dice: Dice, work: int, until: float) -> Timeline | None:
         """Return a timeline within the budget, reached by way of larger ones; None if the way ends above it."""

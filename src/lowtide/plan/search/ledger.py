@@ -63,6 +63,7 @@ class Ledger:
         self.gap_seconds: Floats = np.zeros(16)
         self._is_state = [False] * facts.num_values + [True] * (len(facts.bytes) - facts.num_values)
         self._events: list[list[Event]] = [[] for _ in facts.bytes]
+        self._times: list[list[int]] = [[] for _ in facts.bytes]
         self._of_run: list[list[Event]] = [[] for _ in range(count)]
         self._run_of: list[Run] = []
         self._value_of: list[ValueId] = []
@@ -79,12 +80,13 @@ class Ledger:
 
     def near(self, value: ValueId, time: int) -> tuple[int, int]:
         """Return the times of the last event of `value` before `time`, and of the next if that is a read, else -1."""
-        events = self._events[value]
-        index = bisect_left(events, time, key=self._time_of.__getitem__)
-        before = self._time_of[events[index - 1]] if index else NOTHING
-        if index < len(events) and index and not self._is_write[events[index]]:
-            return before, self._time_of[events[index]]
-        return before, NOTHING
+        times = self._times[value]
+        index = bisect_left(times, time)
+        if not index:
+            return NOTHING, NOTHING
+        if index < len(times) and not self._is_write[self._events[value][index]]:
+            return times[index - 1], times[index]
+        return times[index - 1], NOTHING
 
     def run_at(self, event: Event) -> Run:
         """Return the run to which `event` belongs."""
@@ -92,8 +94,7 @@ class Ledger:
 
     def writer_before(self, event: Event) -> Run:
         """Return the run that wrote what `event` reads if nothing has read it before, else -1."""
-        events = self._events[self._value_of[event]]
-        before = events[self._index(events, self._time_of[event]) - 1]
+        before = self._events[self._value_of[event]][self._index(event) - 1]
         return self._run_of[before] if self._is_write[before] else NOTHING
 
     def is_idle(self, run: Run) -> bool:
@@ -101,7 +102,7 @@ class Ledger:
         for event in self._of_run[run]:
             if self._is_write[event]:
                 events = self._events[self._value_of[event]]
-                index = self._index(events, self._time_of[event]) + 1
+                index = self._index(event) + 1
                 if index < len(events) and not self._is_write[events[index]]:
                     return False
         return True
@@ -115,6 +116,7 @@ class Ledger:
             for event in self._of_run[run]:
                 events = self._events[self._value_of[event]]
                 index = events.index(event)
+                self._times[self._value_of[event]][index] = self._time_of[event]
                 if not self._is_write[event]:
                     self._set_gap(event, events[index - 1])
                 if index + 1 < len(events) and not self._is_write[events[index + 1]]:
@@ -178,8 +180,9 @@ class Ledger:
         self.gap_seconds = np.concatenate((self.gap_seconds, np.zeros_like(self.gap_seconds)))
         self.gap_end = np.concatenate((self.gap_end, np.full_like(self.gap_end, NOTHING)))
 
-    def _index(self, events: list[Event], time: int) -> int:
-        return bisect_left(events, time, key=self._time_of.__getitem__)
+    def _index(self, event: Event) -> int:
+        """Return where `event` is or belongs among those of its value."""
+        return bisect_left(self._times[self._value_of[event]], self._time_of[event])
 
     def _set_gap(self, event: Event, before: Event) -> None:
         self.gap_start[event] = self._time_of[before]
@@ -188,8 +191,9 @@ class Ledger:
     def _add_read(self, run: Run, value: ValueId) -> None:
         event = self._new_event(run, value, write=False)
         events = self._events[value]
-        index = self._index(events, self._time_of[event])
+        index = self._index(event)
         events.insert(index, event)
+        self._times[value].insert(index, self._time_of[event])
         before = events[index - 1]
         self._set_gap(event, before)
         if index + 1 < len(events) and not self._is_write[events[index + 1]]:
@@ -200,8 +204,9 @@ class Ledger:
     def _add_write(self, run: Run, value: ValueId) -> None:
         event = self._new_event(run, value, write=True)
         events = self._events[value]
-        index = self._index(events, self._time_of[event])
+        index = self._index(event)
         events.insert(index, event)
+        self._times[value].insert(index, self._time_of[event])
         if index and self._is_write[events[index - 1]]:
             self.suspects.append(self._run_of[events[index - 1]])
         read_next = index + 1 < len(events) and not self._is_write[events[index + 1]]
@@ -220,8 +225,8 @@ class Ledger:
         """Remove `event`, and return the one before it."""
         value, run = self._value_of[event], self._run_of[event]
         events = self._events[value]
-        index = self._index(events, self._time_of[event])
-        del events[index]
+        index = self._index(event)
+        del events[index], self._times[value][index]
         before = events[index - 1]
         self.gap_end[event] = NOTHING
         self._free_events.append(event)

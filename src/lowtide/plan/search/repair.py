@@ -20,7 +20,7 @@ _WARMTH = 0.01
 _HOPELESS = 1.02
 _SPREADS = (0.3, 0.7, 1.5)
 _DARING = (1.0, 1.1, 1.3)
-_TRIES = 12
+_TRIES = (12, 40)
 _LOWER = 0.98
 
 
@@ -41,7 +41,7 @@ class Dice:
             spread=spread,
             leaning=np.exp(self.many.uniform(-spread, spread, num_values)) if lasting else None,
             daring=few.choice(_DARING),
-            tries=_TRIES,
+            tries=few.choice(_TRIES),
         )
 
     def some(self, repeats: list[Run]) -> list[Run]:

@@ -1,0 +1,165 @@
+"""Searches for one problem in one or two orders of first runs.
+
+The given order is one side. Where a descent does well with ops that wait for their readers, that order is another: it
+can need far less memory, or lead nowhere, which only searching tells. While both are near each other they take turns;
+a side that has fallen behind gets no more work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from lowtide.graph.ir import Graph, OpId
+from lowtide.plan.base import Progress
+from lowtide.plan.orders.delay import delayed
+from lowtide.plan.orders.view import View
+from lowtide.plan.planners.greedy import Greedy, descents
+from lowtide.plan.problem import Problem
+from lowtide.plan.search.climb import Climb
+from lowtide.plan.search.facts import Facts
+from lowtide.schedule.steps import Schedule
+from lowtide.schedule.verify import verify
+
+# A side whose overhead is more than this multiple of the other's has fallen behind.
+_NEAR = 1.15
+# Above this number of ops no other order is looked at; above the second, none that only promises less memory.
+_MOST_OPS, _FEW_OPS = 4_000, 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    view: View
+    climb: Climb
+
+
+class Sides:
+    """The best schedule so far of the searches in all orders; schedules and ops are those of the problem as given."""
+
+    def __init__(self, problem: Problem, *, seed: int) -> None:
+        self._problem, self._seed, self._turn = problem, seed, 0
+        self._given = _Side(View.of(problem, range(len(problem.graph.ops))), Climb(problem, seed=seed))
+        # The better one first.
+        self._sides = [self._given]
+
+    @property
+    def view(self) -> View:
+        """The problem in the order of the better side."""
+        return self._sides[0].view
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the better side is that of the given order."""
+        return self._sides[0] is self._given
+
+    @property
+    def schedule(self) -> Schedule:
+        """The best schedule so far."""
+        return self.view.outward(self._climb.schedule)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is within the budget."""
+        return self._climb.fits
+
+    @property
+    def overhead(self) -> float:
+        """Its overhead."""
+        return self._climb.overhead
+
+    @property
+    def peak_bytes(self) -> int:
+        """Its peak."""
+        return self._climb.peak_bytes
+
+    def offer(self, schedule: Schedule, *, last: bool = True) -> None:
+        """Take a legal schedule if it is better than the best so far; see `Climb.offer`."""
+        self._given.climb.offer(schedule, last=last)
+
+    def look_around(self, starts: Sequence[Schedule], *, until: float, progress: Progress) -> None:
+        """Add the side of the best other order, if there is one that is not far behind.
+
+        Such orders are those in which ops wait, and that of the best of the schedules offered so far. `starts` are
+        schedules at which a search in another order may begin.
+        """
+        graph = self._problem.graph
+        if len(graph.ops) > _MOST_OPS:
+            return
+        own = self._given.climb.schedule
+        found = [self._side(_order(own), (own, *starts))] if _is_complete(graph, own) else []
+        for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True))):
+            if order != self._given.view.order and time.perf_counter() < until:
+                progress("auto: looking at another order")
+                found.append(self._side(order, (*self._descended(order), *starts)))
+        others = [side for side in found if side.view.order != self._given.view.order]
+        self._sides += sorted((side for side in others if side.climb.can_begin or not self.fits), key=self._rank)[:1]
+        self._sides.sort(key=self._rank)
+
+    def improve(
+        self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), best: bool = False, until: float
+    ) -> None:
+        """Search on the better side or, every other time, on the other unless the `best` is asked for.
+
+        See `Climb.improve` for the rest.
+        """
+        near = len(self._sides) > 1 and _is_near(self._sides[1].climb, self._climb)
+        side = self._sides[1] if near and self._turn % 2 and not best else self._sides[0]
+        self._turn += not best
+        side.climb.improve(work, anew=anew, hint=side.view.ops_inward(hint), until=until)
+        self._sides.sort(key=self._rank)
+
+    def mend(self, view: View, schedule: Schedule) -> None:
+        """Bring `schedule`, one of `view`, within the budget on the side of that order; see `Climb.mend`."""
+        for side in self._sides:
+            if side.view.order == view.order:
+                side.climb.mend(schedule)
+        self._sides.sort(key=self._rank)
+
+    @property
+    def _climb(self) -> Climb:
+        return self._sides[0].climb
+
+    def _rank(self, side: _Side) -> tuple[bool, float, bool]:
+        """Return what is less for the better side; of two that are equal up to rounding, the given order is."""
+        climb = side.climb
+        return not climb.fits, round(climb.overhead, 9) if climb.fits else climb.peak_bytes, side is not self._given
+
+    def _side(self, order: Sequence[OpId], schedules: Sequence[Schedule]) -> _Side:
+        view = View.of(self._problem, order)
+        side = _Side(view, Climb(view.problem, seed=self._seed))
+        for schedule in schedules:
+            verify(self._problem.graph, schedule)
+            side.climb.offer(view.inward(schedule))
+        return side
+
+    def _descended(self, order: Sequence[OpId]) -> list[Schedule]:
+        """Return the best schedule of descents in `order`, if there is one."""
+        view = View.of(self._problem, order)
+        problem = view.problem
+        found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes)
+        if found:
+            return [view.outward(min(found, key=lambda timeline: timeline.seconds).schedule())]
+        if self._given.climb.fits or len(problem.graph.ops) > _FEW_OPS:
+            return []
+        return [view.outward(Greedy().propose(problem).schedule)]
+
+
+def keeps_order(schedule: Schedule) -> bool:
+    """Whether the first runs of `schedule` are in the given order."""
+    return all(op == place for place, op in enumerate(_order(schedule)))
+
+
+def _order(schedule: Schedule) -> tuple[OpId, ...]:
+    """Return the ops in the order of their first runs."""
+    return tuple(dict.fromkeys(schedule.steps))
+
+
+def _is_complete(graph: Graph, schedule: Schedule) -> bool:
+    """Whether `schedule` runs all ops of forward before any of backward."""
+    order = _order(schedule)
+    return len(order) == len(graph.ops) and all(map(graph.is_forward, order[: graph.num_forward]))
+
+
+def _is_near(climb: Climb, best: Climb) -> bool:
+    return climb.fits and best.fits and climb.overhead <= _NEAR * best.overhead
