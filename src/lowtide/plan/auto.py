@@ -9,8 +9,8 @@ schedule, which the plan then says; never worse than a planner of its list.
    proof looks at one more moment of the step on another core. Some searches begin anew, for a search can be caught: at
    plain training and down to the budget in strides, or by running again what the solution behind the proof does. The
    proof is about the given order; once the schedule is faster than that allows, about the order of the search.
-4. They end when the overhead is within `gap` of the proved bound, after as many as `effort` allows, or when the time is
-   up; one last short search polishes the schedule.
+4. They end when the overhead is within `gap` of the proved bound, when a round has brought little, after as many as
+   `effort` allows, or when the time is up. If they ended early, one last short search polishes the schedule.
 
 Without a time limit the answer is the same every time: all work is counted in steps. Cost: that of the list, then some
 seconds per unit of effort, little of it where the proof is met early.
@@ -79,6 +79,8 @@ _ROUNDS = (
 _DEAR = (0.4, 1.0)
 # The share of the gap that a round must at least have closed for another to be worth its time.
 _NEXT_TO_NOTHING = 0.05
+# A gap that is not worth a third round.
+_LITTLE_GAP = 0.01
 # The work of one last search if the bound is near early.
 _POLISH = 1_500_000
 
@@ -224,9 +226,10 @@ class _Work:
                 self._report()
 
     def polish(self) -> None:
-        """Search a little more if the bound was near early: that does not mean that nothing better is to be had."""
+        """Search a little more if the rounds ended early: that does not mean that nothing better is to be had."""
         met = self.sides.overhead - self.bound <= _EQUAL
-        if self.sides.fits and self._is_done() and not met and time.perf_counter() < self.deadline():
+        early = self._is_done() or self._has_stalled()
+        if self.sides.fits and early and not met and time.perf_counter() < self.deadline():
             self.sides.improve(int(_POLISH * min(1.0, self.auto.effort)), best=True, until=self.deadline())
 
     def proposal(self) -> Proposal:
@@ -273,10 +276,11 @@ class _Work:
         return max(1, number - sum(self.sides.overhead > dear for dear in _DEAR))
 
     def _has_stalled(self) -> bool:
-        """Whether the last round, unless it was the first, has brought next to nothing."""
+        """Whether after two rounds or more one more is not worth its time: the last brought or left little."""
         if self.auto.effort > 1 or len(self.left) < 2:
             return False
-        return self.left[-2] - self.left[-1] < _NEXT_TO_NOTHING * self.left[-2]
+        before, after = self.left[-2:]
+        return after <= _LITTLE_GAP or before - after < _NEXT_TO_NOTHING * before
 
     def _enough(self) -> float:
         """Return the bound with which the search may end; a little more, so that rounding does not matter."""
