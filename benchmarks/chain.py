@@ -138,7 +138,8 @@ def bench_lstm(pairs: int) -> Iterator[Row]:
         rows: list[Row] = []
         timed: list[tuple[Row, Step]] = []
         for name, (planner, budget, chunk) in PLANNED.items():
-            if name == "rotor, 1/8" and length < 512:
+            # In shorter sequences the gradients of the weights are more than an eighth.
+            if name == "rotor, 1/8" and length < LENGTHS[-1]:
                 continue
             model = unrolled(cells, planner, budget, chunk)
             # Planning happens in the first forward pass.

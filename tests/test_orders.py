@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from lowtide.graph.build import GraphBuilder, check_graph
 from lowtide.plan.auto import Auto
+from lowtide.plan.base import silent
 from lowtide.plan.orders.delay import delayed
+from lowtide.plan.orders.sides import Sides, keeps_order
 from lowtide.plan.orders.view import View
 from lowtide.plan.planners.keep_all import KeepAll
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Outcome
+from lowtide.plan.search.climb import Climb
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
@@ -86,3 +89,44 @@ def test_auto_says_when_no_order_helps():
     plan = solve(Problem(graph, costs, 100), Auto(planners={"keep_all": KeepAll()}), throw=False)
     assert not plan.fits
     assert plan.outcome is Outcome.IMPOSSIBLE
+
+
+@RELAXED
+@given(st.data())
+def test_both_sides_keep_the_best_of_what_they_were_offered(data):
+    graph, costs = data.draw(graphs(max_ops=8))
+    peak = Problem(graph, costs, 1).baseline.peak_bytes
+    assume(peak > 1)
+    problem = Problem(graph, costs, data.draw(st.integers(1, peak - 1)))
+    sides = Sides(problem, seed=0)
+    offered = data.draw(schedules(graph))
+    sides.offer(offered)
+    sides.look_around((), until=float("inf"), progress=silent)
+    best = None
+    for anew in (False, True, False, False):
+        sides.improve(2_000, anew=anew, until=float("inf"))
+        verify(graph, sides.schedule)
+        trace = problem.price(sides.schedule)
+        assert (sides.fits, sides.peak_bytes) == (problem.fits(trace), trace.peak_bytes)
+        key = (not sides.fits, problem.overhead(trace) if sides.fits else trace.peak_bytes)
+        assert best is None or key <= (best[0], best[1] + 1e-9)
+        best = key
+    if problem.fits(problem.price(offered)):
+        assert sides.fits
+        assert sides.overhead <= problem.overhead(problem.price(offered)) + 1e-9
+
+
+def test_a_side_that_is_far_behind_gets_no_work(monkeypatch):
+    graph, costs = early_bird()
+    problem = Problem(graph, costs, 120)
+    sides = Sides(problem, seed=0)
+    sides.look_around((), until=float("inf"), progress=silent)
+    assert sides.fits
+    assert not sides.is_given
+    assert not keeps_order(sides.schedule)
+    assert keeps_order(Schedule.keep_all(graph))
+    searched = []
+    monkeypatch.setattr(Climb, "improve", lambda climb, *_, **__: searched.append(climb))
+    for _ in range(4):
+        sides.improve(1_000, until=float("inf"))
+    assert len(set(map(id, searched))) == 1

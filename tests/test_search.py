@@ -4,9 +4,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowtide.graph import samples
+from lowtide.plan.problem import Problem
+from lowtide.plan.search.climb import Climb
 from lowtide.plan.search.facts import Facts
 from lowtide.plan.search.timeline import Timeline, timeline_of
+from lowtide.schedule.expand import expand
 from lowtide.schedule.simulate import simulate
+from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 from strategies import graphs, schedules
 
@@ -132,3 +136,28 @@ def test_many_runs_before_one_op_keep_their_order():
         timeline.insert(round_ % 6, 9)
     check_price(graph, costs, timeline)
     assert [timeline.op[run] for run in timeline.rows[9]][:3] == [3, 2, 1]
+
+
+@RELAXED
+@given(st.data())
+def test_mended_schedules_fit_or_change_nothing(data):
+    graph, costs = data.draw(graphs(max_ops=8))
+    budget = data.draw(st.integers(1, max(1, simulate(graph, costs, Schedule.keep_all(graph)).peak_bytes)))
+    problem = Problem(graph, costs, budget)
+    climb = Climb(problem, seed=0)
+    climb.mend(data.draw(schedules(graph)))
+    verify(graph, climb.schedule)
+    trace = problem.price(climb.schedule)
+    assert (climb.fits, climb.peak_bytes) == (problem.fits(trace), trace.peak_bytes)
+    assert climb.fits or climb.schedule == Schedule.keep_all(graph)
+
+
+def test_mending_takes_out_what_is_not_needed():
+    graph, costs = samples.training_chain(12)
+    plain = simulate(graph, costs, Schedule.keep_all(graph))
+    problem = Problem(graph, costs, plain.peak_bytes - 1)
+    wasteful = expand(graph, [])
+    climb = Climb(problem, seed=0)
+    climb.mend(wasteful)
+    assert climb.fits
+    assert climb.overhead < problem.overhead(problem.price(wasteful))
