@@ -31,7 +31,7 @@ def check_price(graph, costs, timeline):
     for stage, row in enumerate(timeline.rows):
         for place, run in enumerate(row):
             step = starts[stage] + place
-            assert timeline.alive_before(run) == (trace.bytes_after[step - 1] if step else 0)
+            assert timeline.alive_in(stage)[run] == (trace.bytes_after[step - 1] if step else 0)
         assert trace.bytes_during[starts[stage] + row.index(timeline.worst_run(stage))] == expected[stage]
     check_gaps(graph, timeline)
 

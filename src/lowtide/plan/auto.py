@@ -45,8 +45,9 @@ _LITTLE = 0.3
 _MOST_OPS = 6_000
 # Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
-# Above this number of ops, planners that win only where memory is very scarce are asked only if nothing fits.
-_MEDIUM = 300
+# Above this number of ops, planners that win only where memory is very scarce are asked only if nothing fits; above the
+# second, not at all.
+_MEDIUM, _MANY = 300, 1_000
 # From this number of ops on, the gap that is close enough grows with it, for so does the time of a round.
 _SMALL = 500
 
@@ -72,8 +73,8 @@ class _Round:
 
 _ROUNDS = (
     _Round(((_From.BEST, 500_000),), 1.5),
-    _Round(((_From.PROOF, 1_200_000), (_From.PLAIN, 1_200_000), (_From.PROOF, 1_200_000)), 2.0),
-    _Round(((_From.PROOF, 1_200_000), (_From.BEST, 1_500_000)), 2.0),
+    _Round(((_From.PROOF, 1_000_000), (_From.PLAIN, 900_000), (_From.PROOF, 900_000)), 1.5),
+    _Round(((_From.PROOF, 900_000), (_From.BEST, 1_200_000)), 1.5),
 )
 # Overheads above each of which schedules are of less use.
 _DEAR = (0.4, 1.0)
@@ -82,7 +83,7 @@ _NEXT_TO_NOTHING = 0.05
 # A gap that is not worth a third round.
 _LITTLE_GAP = 0.01
 # The work of one last search if the bound is near early.
-_POLISH = 1_500_000
+_POLISH = 1_200_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,8 @@ class Auto(AbstractPlanner):
     Attributes:
         planners: The planners to run first, by name; earlier ones win ties.
         slow: Those of them that are left out for large graphs.
-        late: Those of them that, but for small graphs, are only asked if nothing else fits.
+        late: Those of them that, but for small graphs, are only asked if nothing else fits, and left out for those of
+            more than 1,000 ops.
         effort: How much work to do, 1 by default; 10 is thorough.
         gap: Overhead, as a share of the step, within which of the proved bound the search ends; beyond 500 ops, up to
             an effort of 1, it is taken to be larger in proportion to their number.
@@ -139,6 +141,8 @@ class Auto(AbstractPlanner):
         work.ask_planners()
         if self.effort:
             work.sides.look_around(self.starts, until=work.deadline(), progress=progress)
+        work.ask_late()
+        if self.effort:
             work.run_rounds()
             work.polish()
             # Nothing to do unless the last search has left the proof behind.
@@ -175,8 +179,11 @@ class _Work:
         for name in self.auto.planners:
             if name not in left_out | late:
                 self._ask(name)
+
+    def ask_late(self) -> None:
+        """Ask those that may still have an answer where the others have none, and no other order has either."""
         for name in self.auto.planners:
-            if name in late - left_out and not self.sides.fits:
+            if name in self.auto.late and _MEDIUM < len(self.problem.graph.ops) <= _MANY and not self.sides.fits:
                 self._ask(name, last=False)
 
     def _ask(self, name: str, *, last: bool = True) -> None:

@@ -19,6 +19,8 @@ from lowtide.schedule.steps import Schedule
 # How many candidates for moments each of both measures gives, and their least distance.
 _CANDIDATES = 8
 _DISTANCE = 4
+# The least distance of a further moment from those of the proof, as a share of all ops: neighbours say the same.
+_APART = 1 / 50
 # How many candidates are looked at again in the second stage and in later ones: programs get harder with each moment.
 _NARROW = (6, 3)
 # Up to this number of ops; the more ops beyond it, the fewer candidates.
@@ -92,8 +94,8 @@ class Refiner:
             much = answer.bound > self.proof.bound + _MUCH and self.proof.moments
             if not much or self._is_too_large(len(cutter.window.moments)) or time.perf_counter() > deadline:
                 break
-            self._promising = order[1:2]
             self.proof = Proof(answer.bound, cutter.window.moments, cutter.hint(answer))
+            self._promising = self._apart(order[1:])[:1]
         chosen = list(dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])]))
         found: list[Proof] = []
         work = limits.work
@@ -110,8 +112,15 @@ class Refiner:
             if found[-1].bound >= limits.enough:
                 break
         count = _fewer(_NARROW[bool(self.proof.moments)], self._problem)
-        self._promising = [candidate for candidate in order if candidate not in chosen][:count]
-        return self._settle(found, limits)
+        self._promising = [candidate for candidate in order if candidate not in chosen]
+        proof = self._settle(found, limits)
+        self._promising = self._apart(self._promising)[:count]
+        return proof
+
+    def _apart(self, candidates: list[OpId]) -> list[OpId]:
+        """Return those of the candidates that are not close to a moment of the proof."""
+        least = _APART * len(self._problem.graph.ops)
+        return [one for one in candidates if all(abs(one - moment) >= least for moment in self.proof.moments)]
 
     def _relax(self, overflow: OpId | None, deadline: float, enough: float) -> dict[OpId, tuple[Answer, Cutter]]:
         """Return what the linear relaxation says with each candidate, up to the first that is enough."""

@@ -15,7 +15,7 @@ from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.base import Progress
 from lowtide.plan.orders.delay import delayed
 from lowtide.plan.orders.view import View
-from lowtide.plan.planners.greedy import Greedy, descents
+from lowtide.plan.planners.greedy import descents, lowest
 from lowtide.plan.problem import Problem
 from lowtide.plan.search.climb import Climb
 from lowtide.plan.search.facts import Facts
@@ -137,12 +137,13 @@ class Sides:
         """Return the best schedule of descents in `order`, if there is one."""
         view = View.of(self._problem, order)
         problem = view.problem
-        found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes)
+        facts = Facts(problem.graph, problem.costs)
+        found = descents(facts, problem.budget_bytes)
         if found:
             return [view.outward(min(found, key=lambda timeline: timeline.seconds).schedule())]
         if self._given.climb.fits or len(problem.graph.ops) > _FEW_OPS:
             return []
-        return [view.outward(Greedy().propose(problem).schedule)]
+        return [view.outward(lowest(facts, problem.budget_bytes)[0].schedule())]
 
 
 def keeps_order(schedule: Schedule) -> bool:

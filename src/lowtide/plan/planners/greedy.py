@@ -66,11 +66,11 @@ class Greedy(AbstractPlanner):
         found = descents(facts, limit)
         if not found:
             progress("greedy: descending as low as possible")
-            lowest, peak = _lowest(facts, limit)
+            least, peak = lowest(facts, limit)
             if peak > limit:
-                return Proposal(lowest.schedule())
-            tidy(lowest, limit)
-            found = [lowest]
+                return Proposal(least.schedule())
+            tidy(least, limit)
+            found = [least]
         best = min(found, key=lambda timeline: timeline.seconds)
         if not self.effort:
             return Proposal(best.schedule())
@@ -91,7 +91,7 @@ def descents(facts: Facts, limit: int) -> list[Timeline]:
     return found
 
 
-def _lowest(facts: Facts, enough: int) -> tuple[Timeline, int]:
+def lowest(facts: Facts, enough: int) -> tuple[Timeline, int]:
     """Return a timeline with the least peak that descents in ever smaller strides find, and that peak.
 
     They end early at a peak of at most `enough`, but nothing else depends on the budget: a later call with the least

@@ -70,6 +70,7 @@ class _Scorer:
         self.top = float(peaks[self.stage])
         self.ceiling = self.top * taste.daring
         self.time = timeline.time[timeline.worst_run(self.stage)]
+        self._alive: dict[int, dict[Run, int]] = {}
         excess = np.maximum(peaks - limit, 0.0)
         self._excess = np.zeros(len(peaks) + 1)
         self._over = np.zeros(len(peaks) + 1)
@@ -180,7 +181,7 @@ class _Scorer:
         """Return the relief of `rerun` before the run `before`, less what it adds; at most zero if it is of no use."""
         timeline, facts = self.timeline, self.facts
         time = timeline.time[before]
-        relief, alive = 0.0, float(timeline.alive_before(before))
+        relief, alive = 0.0, float(self._alive_before(before))
         staying: set[ValueId] = set()
         for op in rerun.ops:
             for value in facts.writes[op]:
@@ -202,6 +203,13 @@ class _Scorer:
             return 0.0
         over = max(0.0, min(peak, self.top) - self.limit)
         return relief - over * (len(rerun.ops) if self.taste.area else 0.25)
+
+    def _alive_before(self, run: Run) -> int:
+        """Return the bytes alive just before `run`."""
+        stage = self.timeline.stage[run]
+        if stage not in self._alive:
+            self._alive[stage] = self.timeline.alive_in(stage)
+        return self._alive[stage][run]
 
     def _rerun(self, op: OpId, time: int, small: float, max_seconds: float) -> _Rerun | None:
         """Return what running `op` again at `time` takes, or None if it takes more than `max_seconds`.

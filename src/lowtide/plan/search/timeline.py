@@ -97,15 +97,14 @@ class Timeline:
             alive -= self.ledger.freed[run]
         return best
 
-    def alive_before(self, run: Run) -> int:
-        """Return the bytes alive just before `run`."""
-        stage = self.stage[run]
+    def alive_in(self, stage: int) -> dict[Run, int]:
+        """Return the bytes alive just before each run of `stage`."""
         alive = int(self.ledger.begin[stage])
-        for other in self.rows[stage]:
-            if other == run:
-                break
-            alive += self.ledger.born[other] - self.ledger.freed[other]
-        return alive
+        found = {}
+        for run in self.rows[stage]:
+            found[run] = alive
+            alive += self.ledger.born[run] - self.ledger.freed[run]
+        return found
 
     def insert(self, op: OpId, before: Run) -> Run:
         """Put in a repeated run of `op` just before the run `before`, and return it."""
