@@ -6,7 +6,8 @@ and random ops are saved, so that all run the same ops and give the same bits). 
 measured; the order of their ops is a schedule, priced with the same costs. `torch.utils.checkpoint` (not reentrant) is
 put around every group of repeated blocks that does at least half of the forward work; eager training with it is
 measured, and its recomputation (each block from its inputs when backward first needs it, up to the last op that
-backward needs) is priced as a schedule. For each of these points, `auto` plans with the measured peak as its budget.
+backward needs) is priced as a schedule. For each of these points, `auto` plans with the measured peak as its budget; where
+the simulation of the rival's schedule has four bytes more, one scalar, so has the budget.
 
     python benchmarks/native.py --only gpt unet --ratios 0.2 0.5 0.8
 """
@@ -54,6 +55,9 @@ from problems import problem_of, write
 RATIOS = tuple(round(0.05 * k, 2) for k in range(1, 20))
 FOLDER = Path(__file__).parents[1] / "out" / "native"
 SEED = 7
+# By so many bytes, those of one scalar, the simulation of PyTorch's own schedules exceeds their measurement. A budget
+# without them would be one that the rival's schedule exceeds, too.
+SCALAR = 4
 LEAST_WORK = 0.5
 MOST_GROUPS = 4
 LIMIT_SECONDS = 300.0
@@ -218,16 +222,26 @@ def run_model(name: str, ratios: Sequence[float], path: Path) -> None:
             emit({"failed": f"{type(error).__name__}: {error}"})
 
 
+def budget_of(row: Row) -> int:
+    """Return the budget that is fair beside a rival: its measured peak, or a scalar more if its simulation says so."""
+    excess = row["simulated_bytes"] - row["measured_bytes"]
+    return row["measured_bytes"] + (excess if 0 < excess <= SCALAR else 0)
+
+
 def plan_rows(rows: Sequence[Row], problem: Problem, planner: str) -> Iterator[Row]:
     """Yield the rivals' rows with what `planner` needs at their measured peaks."""
-    peaks = dict.fromkeys(row["measured_bytes"] for row in rows if "measured_bytes" in row)
+    peaks = dict.fromkeys(budget_of(row) for row in rows if "measured_bytes" in row)
     jobs = (
         Job({"peak": peak}, partial(planned, Problem(problem.graph, problem.costs, peak), planner), LIMIT_SECONDS)
         for peak in peaks
     )
     plans = {row.pop("peak"): row for row in run_jobs(jobs)}
     for row in rows:
-        yield {**row, "unplanned_bytes": problem.budget_bytes, **plans.get(row.get("measured_bytes"), {})}
+        yield {
+            **row,
+            "unplanned_bytes": problem.budget_bytes,
+            **(plans[budget_of(row)] if "measured_bytes" in row else {}),
+        }
 
 
 def violations(row: Row) -> list[str]:

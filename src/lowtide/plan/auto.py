@@ -268,7 +268,7 @@ class _Work:
     def _follow(self, refiner: Refiner) -> None:
         """Take what the solution behind the proof does, mended: where few moments decide, it is close to the best."""
         suggestion = refiner.suggestion
-        if suggestion is not None and not self._is_done() and self.sides.fits:
+        if suggestion is not None and self.sides.fits:
             self.sides.mend(self.proved, suggestion)
 
     def _num_rounds(self) -> int:

@@ -90,7 +90,7 @@ class Refiner:
                 break
             answer, cutter = relaxed[order[0]]
             if answer.bound >= limits.enough:
-                return self._settle([Proof(answer.bound, cutter.window.moments)], limits)
+                return self._settle([Proof(answer.bound, cutter.window.moments, cutter.hint(answer))], limits)
             much = answer.bound > self.proof.bound + _MUCH and self.proof.moments
             if not much or self._is_too_large(len(cutter.window.moments)) or time.perf_counter() > deadline:
                 break
