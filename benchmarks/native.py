@@ -6,8 +6,8 @@ and random ops are saved, so that all run the same ops and give the same bits). 
 measured; the order of their ops is a schedule, priced with the same costs. `torch.utils.checkpoint` (not reentrant) is
 put around every group of repeated blocks that does at least half of the forward work; eager training with it is
 measured, and its recomputation (each block from its inputs when backward first needs it, up to the last op that
-backward needs) is priced as a schedule. For each of these points, `auto` plans with the measured peak as its budget; where
-the simulation of the rival's schedule has four bytes more, one scalar, so has the budget.
+backward needs) is priced as a schedule. For each of these points, `auto` plans with the measured peak as its budget;
+where the simulation of the rival's schedule has four bytes more, one scalar, so has the budget.
 
     python benchmarks/native.py --only gpt unet --ratios 0.2 0.5 0.8
 """
