@@ -82,6 +82,8 @@ _DEAR = (0.4, 1.0)
 _NEXT_TO_NOTHING = 0.05
 # A gap that is not worth a third round.
 _LITTLE_GAP = 0.01
+# How many rounds at least a proof that begins anew gets.
+_ANEW = 2
 # The work of one last search if the bound is near early.
 _POLISH = 1_200_000
 
@@ -200,17 +202,19 @@ class _Work:
     def run_rounds(self, at_most: int | None = None) -> None:
         """Improve the schedule and the bound until they are close enough or the effort is spent.
 
-        There are `at_most` rounds, but always one for a proof that begins anew.
+        There are `at_most` rounds, but always some for a proof that begins anew.
         """
+        last = 0
         with ThreadPoolExecutor(max_workers=1) as other_core:
             for number in count():
                 changed = self._must_change_proof()
                 if changed:
                     self.proved, self.bound, self.refiner = self.sides.view, 0.0, None
                     self.left.clear()
+                    last = number + _ANEW
                 # There are more of them as soon as something fits.
                 enough = self._num_rounds() if at_most is None else at_most
-                if self._is_done() or ((number >= enough or self._has_stalled()) and not changed):
+                if self._is_done() or number >= max(enough, last) or self._has_stalled():
                     return
                 if self.refiner is None and len(self.problem.graph.ops) <= _MOST_OPS:
                     self.refiner = Refiner(self.proved.problem)
