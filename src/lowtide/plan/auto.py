@@ -45,8 +45,8 @@ _LITTLE = 0.3
 _MOST_OPS = 6_000
 # Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
-# Above this number of ops, planners that win only where memory is very scarce are asked only if nothing fits; above the
-# second, not at all.
+# Above this number of ops, rounds are dear enough to end early, and planners that win only where memory is very scarce
+# are asked only if nothing fits; above the second, not at all.
 _MEDIUM, _MANY = 300, 1_000
 # From this number of ops on, the gap that is close enough grows with it, for so does the time of a round.
 _SMALL = 500
@@ -288,7 +288,7 @@ class _Work:
 
     def _has_stalled(self) -> bool:
         """Whether after two rounds or more one more is not worth its time: the last brought or left little."""
-        if self.auto.effort > 1 or len(self.left) < 2:
+        if self.auto.effort > 1 or len(self.left) < 2 or len(self.problem.graph.ops) <= _MEDIUM:
             return False
         before, after = self.left[-2:]
         return after <= _LITTLE_GAP or before - after < _NEXT_TO_NOTHING * before
