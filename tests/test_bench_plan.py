@@ -123,6 +123,14 @@ def test_published_graphs_have_their_published_figures(file, ops, links, peak, s
     assert (trace.peak_bytes, trace.seconds) == (peak, seconds)
 
 
+@pytest.mark.skipif(not GRAPHS.exists(), reason="the published graphs are not there")
+@pytest.mark.parametrize("point", published.POINTS[:5], ids=lambda point: f"{point.name} at {point.percent} %")
+def test_auto_is_as_good_as_the_published_rival(point):
+    (job,) = published.jobs([point], GRAPHS, "auto")
+    row = {**job.key, **job.work(), "planning_seconds": 0.0}  # never a timed test
+    assert published.violations(row) == []
+
+
 def test_a_point_that_is_missed_is_a_violation():
     good = {"fits": True, "overhead": 0.01968, "rival": 1.968, "planning_seconds": 1.0, "outcome": "FITS"}
     assert not published.violations(good)
