@@ -1,5 +1,6 @@
 """Other orders of first runs: legal, with the same results, and where they help."""
 
+import importlib
 from dataclasses import replace
 
 from hypothesis import HealthCheck, assume, given, settings
@@ -15,6 +16,7 @@ from lowtide.plan.planners.keep_all import KeepAll
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Outcome
 from lowtide.plan.search.climb import Climb
+from lowtide.plan.search.timeline import Timeline
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
@@ -102,6 +104,14 @@ def test_both_sides_keep_the_best_of_what_they_were_offered(data):
     offered = data.draw(schedules(graph))
     sides.offer(offered)
     sides.look_around((), until=float("inf"), progress=silent)
+    late = data.draw(schedules(graph))
+    sides.offer(late)
+    for schedule in (offered, late):
+        trace = problem.price(schedule)
+        assert sides.fits or sides.peak_bytes <= trace.peak_bytes
+        if problem.fits(trace):
+            assert sides.fits
+            assert sides.overhead <= problem.overhead(trace) + 1e-9
     best = None
     for anew in (False, True, False, False):
         sides.improve(2_000, anew=anew, until=float("inf"))
@@ -111,9 +121,28 @@ def test_both_sides_keep_the_best_of_what_they_were_offered(data):
         key = (not sides.fits, problem.overhead(trace) if sides.fits else trace.peak_bytes)
         assert best is None or key <= (best[0], best[1] + 1e-9)
         best = key
-    if problem.fits(problem.price(offered)):
-        assert sides.fits
-        assert sides.overhead <= problem.overhead(problem.price(offered)) + 1e-9
+
+
+def test_a_schedule_that_comes_late_counts_at_once(monkeypatch):
+    """Another order has less memory, but nothing fits; then a planner in the given order has something that does."""
+    builder = GraphBuilder()
+    (x,) = builder.add_op("x", [], [("x", 10)])
+    (y,) = builder.add_op("y", [x], [("y", 50)], random=True)
+    (early,) = builder.add_op("early", [x], [("early", 100)])
+    (large,) = builder.add_op("large", [x], [("large", 150)])
+    (small,) = builder.add_op("small", [large], [("small", 1)])
+    (end,) = builder.add_op("end", [early, small, y], [("end", 1)])
+    problem = Problem(builder.build(outputs=[end]), builder.costs(), 170)
+    module = importlib.import_module("lowtide.plan.orders.sides")
+    monkeypatch.setattr(module, "descents", lambda facts, limit: [])
+    monkeypatch.setattr(module, "lowest", lambda facts, limit: (Timeline(facts), 0))
+    sides = Sides(problem, seed=0)
+    sides.look_around((), until=float("inf"), progress=silent)
+    assert (sides.fits, sides.is_given, sides.peak_bytes) == (False, False, 211)
+    late = Schedule((0, 1, 2, 3, 4, 2, 1, 5), ())
+    verify(problem.graph, late)
+    sides.offer(late)
+    assert (sides.fits, sides.is_given, sides.schedule) == (True, True, late)
 
 
 def test_a_side_that_is_far_behind_gets_no_work(monkeypatch):

@@ -1,7 +1,7 @@
 """`auto`: the best of all planners, improved by a search and bounded by a proof, until both are close enough.
 
 Source: ours. Memory model: the simulator's; every op may run any number of times. Optimal where the proof meets the
-schedule, which the plan then says; never worse than a planner of its list.
+schedule, which the plan then says; never worse than a planner that it asks.
 
 1. Every planner of the list that serves the problem proposes a schedule.
 2. Where a descent does well with the first runs in another order, the search goes on in that order, or in both.
@@ -272,7 +272,7 @@ class _Work:
     def _follow(self, refiner: Refiner) -> None:
         """Take what the solution behind the proof does, mended: where few moments decide, it is close to the best."""
         suggestion = refiner.suggestion
-        if suggestion is not None and self.sides.fits:
+        if suggestion is not None and self.sides.fits and time.perf_counter() < self.deadline():
             self.sides.mend(self.proved, suggestion)
 
     def _num_rounds(self) -> int:

@@ -112,9 +112,8 @@ class Refiner:
             if found[-1].bound >= limits.enough:
                 break
         count = _fewer(_NARROW[bool(self.proof.moments)], self._problem)
-        self._promising = [candidate for candidate in order if candidate not in chosen]
         proof = self._settle(found, limits)
-        self._promising = self._apart(self._promising)[:count]
+        self._promising = self._apart([candidate for candidate in order if candidate not in chosen])[:count]
         return proof
 
     def _apart(self, candidates: list[OpId]) -> list[OpId]:

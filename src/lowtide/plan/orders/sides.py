@@ -76,6 +76,7 @@ class Sides:
     def offer(self, schedule: Schedule, *, last: bool = True) -> None:
         """Take a legal schedule if it is better than the best so far; see `Climb.offer`."""
         self._given.climb.offer(schedule, last=last)
+        self._sides.sort(key=self._rank)
 
     def look_around(self, starts: Sequence[Schedule], *, until: float, progress: Progress) -> None:
         """Add the side of the best other order, if there is one that is not far behind.
@@ -86,14 +87,16 @@ class Sides:
         graph = self._problem.graph
         if len(graph.ops) > _MOST_OPS:
             return
-        own = self._given.climb.schedule
-        found = [self._side(_order(own), (own, *starts))] if _is_complete(graph, own) else []
+        own, given = self._given.climb.schedule, self._given.view.order
+        found: list[_Side] = []
+        if _is_complete(graph, own) and _order(own) != given:
+            found.append(self._side(View.of(self._problem, _order(own)), (own, *starts)))
         for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True))):
-            if order != self._given.view.order and time.perf_counter() < until:
+            if order != given and time.perf_counter() < until:
                 progress("auto: looking at another order")
-                found.append(self._side(order, (*self._descended(order), *starts)))
-        others = [side for side in found if side.view.order != self._given.view.order]
-        self._sides += sorted((side for side in others if side.climb.can_begin or not self.fits), key=self._rank)[:1]
+                view = View.of(self._problem, order)
+                found.append(self._side(view, (*self._descended(view), *starts)))
+        self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
 
     def improve(
@@ -125,17 +128,15 @@ class Sides:
         climb = side.climb
         return not climb.fits, round(climb.overhead, 9) if climb.fits else climb.peak_bytes, side is not self._given
 
-    def _side(self, order: Sequence[OpId], schedules: Sequence[Schedule]) -> _Side:
-        view = View.of(self._problem, order)
+    def _side(self, view: View, schedules: Sequence[Schedule]) -> _Side:
         side = _Side(view, Climb(view.problem, seed=self._seed))
         for schedule in schedules:
             verify(self._problem.graph, schedule)
             side.climb.offer(view.inward(schedule))
         return side
 
-    def _descended(self, order: Sequence[OpId]) -> list[Schedule]:
-        """Return the best schedule of descents in `order`, if there is one."""
-        view = View.of(self._problem, order)
+    def _descended(self, view: View) -> list[Schedule]:
+        """Return the best schedule of descents in the order of `view`, if there is one."""
         problem = view.problem
         facts = Facts(problem.graph, problem.costs)
         found = descents(facts, problem.budget_bytes)

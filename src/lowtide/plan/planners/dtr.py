@@ -127,7 +127,7 @@ class _Runtime:
         self.size = [value.bytes for value in values]
         self.producer = [-1 if value.producer is None else value.producer for value in values]
         self.lasting = [_cannot_be_made_again(graph, value) for value in range(len(values))]
-        self.reads = [[u for u in dict.fromkeys(op.inputs) if self.producer[u] >= 0] for op in graph.ops]
+        self.reads = graph.reads
         # A runtime hears when the last reference to a value goes: those of ops that have not run, and the caller's.
         self.pending = [len(readers) for readers in graph.readers]
         self.locks = [0] * len(values)
@@ -199,7 +199,7 @@ class _Runtime:
 
     def _execute(self, op: OpId) -> None:
         again = self.has_run[op]
-        written = list(self.graph.rewrites[op]) if again else self.graph.ops[op].outputs
+        written = self.graph.rewrites[op] if again else self.graph.ops[op].outputs
         made = [value for value in written if not self.there[value]]
         extra = self.costs.workspace_bytes[op] + (self.graph.ops[op].replay_bytes if again else 0)
         need = sum([self.size[value] for value in made])

@@ -49,8 +49,7 @@ class Facts:
         self.again_extra = [workspace + op.replay_bytes for workspace, op in zip(self.extra, ops, strict=True)]
         self.held = [value in graph.held and 0 <= self.producer[value] < self.boundary for value in range(len(values))]
         self.pinned = [bool(op.pinned) for op in ops]
-        self.reads = [[v for v in dict.fromkeys(op.inputs) if self.producer[v] >= 0] for op in ops]
-        self.writes = [list(graph.rewrites[op]) for op in range(len(ops))]
+        self.reads, self.writes = graph.reads, graph.rewrites
         self.lasting = [self._is_lasting(graph, value) for value in range(len(values))]
         self._add_states(graph)
         self._add_ends(graph)
