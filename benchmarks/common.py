@@ -6,10 +6,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,34 @@ def emit(row: Row) -> None:
     print(ROW + json.dumps(row), flush=True)
 
 
+@contextmanager
+def leaving_when_told() -> Iterator[None]:
+    """Let SIGTERM raise `SystemExit`, so that whoever has started child processes can end them."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run_child(script: str, arguments: Sequence[str], *, env: dict[str, str] | None = None) -> Iterator[Row]:
     """Yield the rows a child process emits; a child that fails yields a last row with the key `error`."""
     command = [sys.executable, script, *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "KINETO_LOG_LEVEL": "5", **(env or {})}
-    with tempfile.TemporaryFile("w+") as errors:
+    with leaving_when_told(), tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith(ROW):
-                    yield json.loads(line.removeprefix(ROW))
+            try:
+                for line in process.stdout:
+                    if line.startswith(ROW):
+                        yield json.loads(line.removeprefix(ROW))
+            except BaseException:
+                process.kill()
+                raise
         if process.returncode:
             errors.seek(0)
             last = [line.strip() for line in errors if line.strip()][-12:]

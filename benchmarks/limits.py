@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from common import Row
+from common import Row, leaving_when_told
 from lowtide.errors import LowtideError, PlannerRefusedError
 from lowtide.plan import registry
 from lowtide.plan.auto import Auto
@@ -49,25 +49,26 @@ def run_jobs(jobs: Iterable[Job], *, parallel: int = 1) -> Iterator[Row]:
     """
     waiting, running = iter(jobs), list[_Running]()
     more = True
-    try:
-        while more or running:
-            while more and len(running) < parallel:
-                job = next(waiting, None)
-                if job is None:
-                    more = False
-                else:
-                    running.append(_start(job))
-            if not running:
-                return
-            _wait(running)
-            for each in list(running):
-                row = _result(each)
-                if row is not None:
-                    running.remove(each)
-                    yield {**each.job.key, **row}
-    finally:
-        for each in running:
-            _stop(each)
+    with leaving_when_told():
+        try:
+            while more or running:
+                while more and len(running) < parallel:
+                    job = next(waiting, None)
+                    if job is None:
+                        more = False
+                    else:
+                        running.append(_start(job))
+                if not running:
+                    return
+                _wait(running)
+                for each in list(running):
+                    row = _result(each)
+                    if row is not None:
+                        running.remove(each)
+                        yield {**each.job.key, **row}
+        finally:
+            for each in running:
+                _stop(each)
 
 
 def _start(job: Job) -> _Running:
@@ -80,6 +81,7 @@ def _start(job: Job) -> _Running:
 
 def _child(work: Callable[[], Row], answer: Connection) -> None:
     os.setsid()  # so that it can be stopped together with processes of its own
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         row = work()
     except Exception as error:  # whatever it is becomes a row

@@ -1,5 +1,8 @@
 """The checks of the table of planners can fail; jobs end in time; the published graphs are read as published."""
 
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -95,6 +98,27 @@ def test_jobs_end_in_time_and_say_why_they_failed():
     assert rows["slow"] == {"out_of_time": 0.3}
     assert rows["bad"] == {"error": "ValueError: no"}
     assert "exit code 3" in rows["dead"]["error"]
+
+
+@pytest.mark.parametrize("children", ["run_jobs", "run_child"])
+def test_a_benchmark_that_is_told_to_end_ends_its_children(children, tmp_path):
+    file, script = tmp_path / "pid", tmp_path / "child.py"
+    script.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(file)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+    )
+    work = f"lambda: exec(open({str(script)!r}).read())"
+    main = {
+        "run_jobs": f"import limits\nlist(limits.run_jobs([limits.Job({{}}, {work}, 600.0)]))",
+        "run_child": f"import common\nlist(common.run_child({str(script)!r}, []))",
+    }[children]
+    parent = subprocess.Popen([sys.executable, "-c", main], cwd=BENCHMARKS)
+    while not (file.exists() and file.read_text()):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.terminate()
+    assert parent.wait(timeout=30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(file.read_text()), 0)
 
 
 def test_a_row_has_the_figures_of_the_plan():
