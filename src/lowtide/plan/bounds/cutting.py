@@ -10,6 +10,7 @@ import numpy as np
 from lowtide.graph.ir import OpId, ValueId
 from lowtide.plan.bounds.hints import Hint
 from lowtide.plan.bounds.program import Answer, Limits, Row
+from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.bounds.timeline import Floats
 from lowtide.plan.bounds.window import Window
 
@@ -36,11 +37,14 @@ class Cutter:
         """Return the answer of the linear relaxation with all memory rows that matter."""
         started = time.perf_counter()
         answer = Answer(0.0)
+        relaxation, added = Relaxation(self.window.program), 0
         for _ in range(_ROUNDS):
             left = seconds - (time.perf_counter() - started)
             if left <= 0:
                 break
-            latest = self.window.program.relax(self.rows.values(), seconds=left)
+            relaxation.add(list(self.rows.values())[added:])
+            added = len(self.rows)
+            latest = relaxation.solve(seconds=left)
             if latest.infeasible:
                 return latest
             # Each round has more rows, so its bound is no lower unless it ran out of time.

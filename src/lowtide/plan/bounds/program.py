@@ -1,13 +1,11 @@
 """A linear program with variables between 0 and 1, some of them whole, and proved lower bounds on its minimum.
 
-Two solvers of OR-Tools serve it. GLOP solves the relaxation in which no variable is whole; from its dual values the
-bound is computed anew here, in a way that holds whatever they are. CP-SAT solves the whole program in integers, rounded
-so that its bound holds without any tolerance, and stops early when told so.
+CP-SAT of OR-Tools solves it in integers, rounded so that its bound holds without any tolerance, and stops early when
+told so. What is left of it without whole variables is in `relaxation`.
 """
 
 from __future__ import annotations
 
-import datetime
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -19,13 +17,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# Solvers compare with absolute tolerances, so costs are given to them in thousandths.
-_SCALE = 1000.0
 # Units per whole in programs of whole numbers: of costs, and of shares of the budget.
 _WHOLE = 1_000_000
-# How much of a bound is given up for the tolerances of the solver.
-_MARGIN = 1e-6
-_FREE = float("inf")
+FREE = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +35,7 @@ class Answer:
     """
 
     bound: float
-    value: float = _FREE
+    value: float = FREE
     point: Floats | None = None
     seconds: float = 0.0
     work: float = 0.0
@@ -49,7 +43,7 @@ class Answer:
     @property
     def infeasible(self) -> bool:
         """Whether it is proved that there is no solution."""
-        return self.bound == _FREE
+        return self.bound == FREE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +58,10 @@ class Limits:
         enough: The search ends when the bound is proved to be at least this.
     """
 
-    seconds: float = _FREE
+    seconds: float = FREE
     work: float | None = None
     gap: float = 0.0
-    enough: float = _FREE
+    enough: float = FREE
 
 
 @dataclass(slots=True)
@@ -98,26 +92,7 @@ class Program:
 
     def at_least(self, low: float, *terms: tuple[int, float]) -> None:
         """Demand that the sum of the terms, each a variable and its coefficient, is at least `low`."""
-        self.rows.append(Row([v for v, _ in terms], [c for _, c in terms], low, _FREE))
-
-    def relax(self, more: Iterable[Row] = (), *, seconds: float = _FREE) -> Answer:
-        """Return the answer of the linear relaxation, with the rows `more` added."""
-        from ortools.math_opt.python import mathopt  # type: ignore[import-untyped]
-
-        rows = [*self.rows, *more]
-        started = time.perf_counter()
-        result = mathopt.solve(
-            self._model(rows, whole=False),
-            mathopt.SolverType.GLOP,
-            params=mathopt.SolveParameters(time_limit=_duration(seconds), random_seed=1),
-        )
-        taken = time.perf_counter() - started
-        if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
-            return Answer(_FREE, seconds=taken)
-        if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
-            return Answer(0.0, seconds=taken)
-        duals = np.fromiter(result.dual_values().values(), dtype=np.float64, count=len(rows)) / _SCALE
-        return Answer(self._certify(rows, duals), result.objective_value() / _SCALE, _point(result), taken)
+        self.rows.append(Row([v for v, _ in terms], [c for _, c in terms], low, FREE))
 
     def solve(self, more: Iterable[Row] = (), *, limits: Limits | None = None) -> Answer:
         """Return the answer of the program, with the rows `more` added.
@@ -136,7 +111,7 @@ class Program:
             model.add(_whole_row(row, variables))
         prices = [int(cost * _WHOLE) for cost in self.cost]
         total = cp_model.LinearExpr.weighted_sum(variables, prices)
-        if limits.enough != _FREE:
+        if limits.enough != FREE:
             model.add(total <= math.floor(limits.enough * _WHOLE))
         model.minimize(total)
         solver = cp_model.CpSolver()
@@ -144,7 +119,7 @@ class Program:
         solver.parameters.linearization_level = 2
         solver.parameters.random_seed = 1
         solver.parameters.absolute_gap_limit = limits.gap * _WHOLE
-        if limits.seconds != _FREE:
+        if limits.seconds != FREE:
             solver.parameters.max_time_in_seconds = max(0.01, limits.seconds)
         if limits.work is not None:
             solver.parameters.max_deterministic_time = limits.work
@@ -158,71 +133,13 @@ class Program:
         point = np.array([solver.value(variable) for variable in variables], dtype=np.float64)
         return Answer(bound, float(np.dot(point, self.cost)), point, taken, work)
 
-    def _model(self, rows: Sequence[Row], *, whole: bool) -> Any:
-        """Return the program in the solvers' form."""
-        from ortools.math_opt import model_pb2  # type: ignore[import-untyped]
-        from ortools.math_opt.python import mathopt
-
-        model = model_pb2.ModelProto()
-        count = len(self.cost)
-        model.variables.ids.extend(range(count))
-        model.variables.lower_bounds.extend([0.0] * count)
-        model.variables.upper_bounds.extend(self.top)
-        model.variables.integers.extend(self.whole if whole else [False] * count)
-        priced = [variable for variable, cost in enumerate(self.cost) if cost]
-        model.objective.linear_coefficients.ids.extend(priced)
-        model.objective.linear_coefficients.values.extend([self.cost[variable] * _SCALE for variable in priced])
-        model.linear_constraints.ids.extend(range(len(rows)))
-        model.linear_constraints.lower_bounds.extend([row.low for row in rows])
-        model.linear_constraints.upper_bounds.extend([row.high for row in rows])
-        which, column, value = _entries(rows)
-        model.linear_constraint_matrix.row_ids.extend(which.tolist())
-        model.linear_constraint_matrix.column_ids.extend(column.tolist())
-        model.linear_constraint_matrix.coefficients.extend(value.tolist())
-        return mathopt.Model.from_model_proto(model)
-
-    def _certify(self, rows: Sequence[Row], duals: Floats) -> float:
-        """Return the lower bound that the multipliers `duals` prove: every choice of them proves one."""
-        low = np.array([row.low for row in rows])
-        high = np.array([row.high for row in rows])
-        side = np.where(duals > 0, low, high)
-        duals = np.where(np.isfinite(side), duals, 0.0)
-        which, column, value = _entries(rows)
-        reduced = np.array(self.cost) - np.bincount(column, duals[which] * value, minlength=len(self.cost))
-        proved = float(duals @ np.where(duals == 0, 0.0, side))
-        return _lowered(proved + float(np.minimum(reduced, 0.0) @ np.array(self.top)))
-
 
 def _whole_row(row: Row, variables: Sequence[Any]) -> Any:
     """Return the row for the solver of whole numbers."""
     from ortools.sat.python import cp_model
 
     chosen = [variables[v] for v in row.variables]
-    if row.high == _FREE:
+    if row.high == FREE:
         return cp_model.LinearExpr.weighted_sum(chosen, [int(c) for c in row.coefficients]) >= int(row.low)
     coefficients = [math.floor(c * _WHOLE) for c in row.coefficients]
     return cp_model.LinearExpr.weighted_sum(chosen, coefficients) <= math.ceil(row.high * _WHOLE)
-
-
-def _entries(rows: Sequence[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]:
-    """Return row, variable and coefficient of every entry, in order of row and variable."""
-    counts = np.array([len(row.variables) for row in rows], dtype=np.int64)
-    which = np.repeat(np.arange(len(rows)), counts)
-    column = np.fromiter((v for row in rows for v in row.variables), dtype=np.int64, count=int(counts.sum()))
-    value = np.fromiter((c for row in rows for c in row.coefficients), dtype=np.float64, count=int(counts.sum()))
-    order = np.lexsort((column, which))
-    return which[order], column[order], value[order]
-
-
-def _point(result: Any) -> Floats:
-    values = result.variable_values()
-    return np.fromiter(values.values(), dtype=np.float64, count=len(values))
-
-
-def _duration(seconds: float) -> datetime.timedelta | None:
-    return None if seconds == _FREE else datetime.timedelta(seconds=max(0.01, seconds))
-
-
-def _lowered(bound: float) -> float:
-    """Return `bound` less the margin, and not below zero, which costs never are."""
-    return max(0.0, bound - _MARGIN * max(1.0, abs(bound)))
