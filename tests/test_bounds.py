@@ -3,12 +3,17 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
+from lowtide.plan.bounds import refine
 from lowtide.plan.bounds.hints import schedule_of
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.overhead import overhead_bound
+from lowtide.plan.bounds.program import Limits, Program, Row
+from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.problem import Problem
 from lowtide.schedule.verify import verify
@@ -121,3 +126,84 @@ def test_a_wrong_bound_is_caught():
         wrong = type(bound)(1.01 * bound.overhead + 0.01, False, bound.moments, bound.certificate)
         caught += bool(breaches(problem, wrong, optimum))
     assert caught > 5
+
+
+def test_moments_together_prove_no_more_than_is_true(monkeypatch):
+    """On tiny graphs all first runs are neighbours, and few are needy: both limits are lifted."""
+    monkeypatch.setattr(refine, "_DISTANCE", 1)
+    monkeypatch.setattr(refine, "_APART", 0.0)
+    monkeypatch.setattr(refine, "_NEEDY", 0.1)
+    used = 0
+    for seed, _, problem in cases(range(500)):
+        optimum = optimum_of(problem)
+        if optimum is None or least_peak_bytes(problem) > problem.budget_bytes:
+            continue
+        refiner = refine.Refiner(problem)
+        for _ in range(3):
+            untried = bool(refiner._needy)
+            refiner.advance(Limits(work=1.0, enough=optimum + 1.0))
+            assert refiner.proof.bound <= optimum + ROUNDING, seed
+            used += untried and not refiner._needy
+            if refiner.done:
+                break
+    assert used >= 20
+
+
+def test_moments_together_prove_more_where_memory_is_scarce():
+    graph, costs = samples.transformer(4)
+    problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes // 4)
+    bounds = []
+    for needy in (True, False):
+        refiner = refine.Refiner(problem)
+        refiner._needy = refiner._needy if needy else []
+        for _ in range(3):
+            refiner.advance(Limits(work=0.5, enough=3.0))
+        bounds.append(refiner.proof.bound)
+    assert bounds[0] > bounds[1] + 0.05
+
+
+def random_program(rng):
+    """Return a program whose rows hold where all variables are 1."""
+    program = Program()
+    for _ in range(8):
+        program.variable(rng.random())
+    for _ in range(5):
+        chosen = rng.sample(range(8), 3)
+        program.at_least(rng.uniform(0.0, 3.0), *((variable, 1.0) for variable in chosen))
+    return program
+
+
+def test_a_relaxation_with_rows_added_is_that_of_all_rows():
+    rng = random.Random(5)
+    for _ in range(50):
+        program = random_program(rng)
+        *first, last = program.rows
+        whole = Relaxation(program).solve()
+        program.rows = first
+        relaxation = Relaxation(program)
+        before = relaxation.solve()
+        relaxation.add([last])
+        after = relaxation.solve()
+        assert after.bound == pytest.approx(whole.bound, abs=1e-6)
+        assert before.bound <= after.bound + 1e-9
+        assert after.bound <= sum(program.cost)
+        assert after.value == pytest.approx(float(np.dot(after.point, program.cost)))
+
+
+def test_any_multipliers_prove_a_bound_of_a_relaxation():
+    rng = random.Random(6)
+    for _ in range(50):
+        program = random_program(rng)
+        relaxation = Relaxation(program)
+        answer = relaxation.solve()
+        for _ in range(5):
+            duals = np.array([rng.uniform(-0.5, 1.0) for _ in program.rows])
+            assert relaxation._certify(duals) <= answer.value + 1e-9
+
+
+def test_a_relaxation_without_a_solution_says_so():
+    program = Program()
+    program.variable(1.0)
+    relaxation = Relaxation(program)
+    relaxation.add([Row([0], [1.0], 2.0, float("inf"))])
+    assert relaxation.solve().infeasible

@@ -76,11 +76,11 @@ _ROUNDS = (
     _Round(((_From.PROOF, 1_000_000), (_From.PLAIN, 900_000), (_From.PROOF, 900_000)), 1.5),
     _Round(((_From.PROOF, 900_000), (_From.BEST, 1_200_000)), 1.5),
 )
-# Overheads above each of which schedules are of less use.
-_DEAR = (0.4, 1.0)
+# An overhead above which schedules are of less use.
+_DEAR = 0.4
 # The share of the gap that a round must at least have closed for another to be worth its time.
 _NEXT_TO_NOTHING = 0.05
-# A gap that is not worth a third round.
+# A gap that is not worth a third round, or a second if rounds take long.
 _LITTLE_GAP = 0.01
 # How many rounds at least a proof that begins anew gets.
 _ANEW = 2
@@ -283,13 +283,17 @@ class _Work:
         number = max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
         if self.auto.effort > 1:
             return number
-        # Where memory is so scarce that the proof stays far behind, fewer are enough.
-        return max(1, number - sum(self.sides.overhead > dear for dear in _DEAR))
+        # Where memory is so scarce that the proof stays far behind, one less is enough, unless it is over anyway.
+        proving = self.refiner is None or not self.refiner.done
+        return number - (proving and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _MEDIUM)
 
     def _has_stalled(self) -> bool:
-        """Whether after two rounds or more one more is not worth its time: the last brought or left little."""
-        if self.auto.effort > 1 or len(self.left) < 2 or len(self.problem.graph.ops) <= _MEDIUM:
+        """Whether one more round is not worth its time: the last of several brought or left little, or it is dear."""
+        num_ops = len(self.problem.graph.ops)
+        if self.auto.effort > 1 or num_ops <= _MEDIUM or not self.left:
             return False
+        if len(self.left) == 1:
+            return num_ops > _MANY and self.left[0] <= _LITTLE_GAP
         before, after = self.left[-2:]
         return after <= _LITTLE_GAP or before - after < _NEXT_TO_NOTHING * before
 

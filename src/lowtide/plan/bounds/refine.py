@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,17 @@ _MOST_ROWS = 12_000
 # many such are added at once.
 _MUCH = 0.003
 _MOST_AT_ONCE = 2
+# Where the schedule is farther from the bound than this share of the step, memory is so scarce that single moments say
+# little: several of the first runs that need most memory are moments at once.
+_FAR = 0.02
+_TOGETHER = 7
+# How much of what the neediest first run needs the others of these need at least.
+_NEEDY = 0.85
+_MOST_ROWS_TOGETHER = 20_000
+# How many times the work of another program theirs gets in whole numbers.
+_WORK_TOGETHER = 1.7
+# How far below the bound their relaxation may be: whole numbers can add as much.
+_NEARLY = 0.005
 # Programs with several moments and more rows than this get less work in whole numbers, which does little for them.
 _MANY_ROWS = 5_000
 
@@ -64,6 +75,9 @@ class Refiner:
         self._problem = problem
         self._timeline = Timeline.of(problem)
         self._promising = _candidates(problem, self._timeline)
+        own = self._timeline.own
+        most = max(own[op] for op in self._promising)
+        self._needy = sorted((op for op in self._promising if own[op] > _NEEDY * most), key=lambda op: -own[op])
         self._num_rows = 0
 
     @property
@@ -82,6 +96,10 @@ class Refiner:
         While linear relaxations alone say much more with every moment, several are added.
         """
         deadline = time.perf_counter() + limits.seconds
+        if len(self.proof.moments) > 1 and _FAR < limits.enough - self.proof.bound < float("inf"):
+            together = self._look_together(limits, deadline)
+            if together:
+                return self._settle([together], limits)
         for _ in range(_MOST_AT_ONCE):
             overflow = None if self.proof.hint is None else _overflow(self._problem, self.proof.hint)
             relaxed = self._relax(overflow, deadline, limits.enough)
@@ -115,6 +133,23 @@ class Refiner:
         proof = self._settle(found, limits)
         self._promising = self._apart([candidate for candidate in order if candidate not in chosen])[:count]
         return proof
+
+    def _look_together(self, limits: Limits, deadline: float) -> Proof | None:
+        """Return what is proved with the neediest first runs as moments, or None if it cannot be more."""
+        needy, self._needy = self._needy, []
+        least_rows = self._num_rows / len(self.proof.moments)
+        moments = needy[: min(_TOGETHER, int(_MOST_ROWS_TOGETHER / least_rows))]
+        if len(moments) <= len(self.proof.moments):
+            return None
+        cutter = Cutter(Window(self._timeline, moments))
+        simple = cutter.relax(seconds=max(0.1, deadline - time.perf_counter()))
+        if simple.bound < self.proof.bound - _NEARLY:
+            return None
+        work = None if limits.work is None else _WORK_TOGETHER * limits.work
+        answer = cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter()), work=work))
+        self._num_rows = len(cutter.window.program.rows)
+        # A solution with fewer moments tells the search more than a rounded one.
+        return Proof(max(answer.bound, simple.bound), cutter.window.moments, cutter.hint(answer) or self.proof.hint)
 
     def _apart(self, candidates: list[OpId]) -> list[OpId]:
         """Return those of the candidates that are not close to a moment of the proof."""

@@ -91,11 +91,21 @@ class Sides:
         found: list[_Side] = []
         if _is_complete(graph, own) and _order(own) != given:
             found.append(self._side(View.of(self._problem, _order(own)), (own, *starts)))
-        for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True))):
-            if order != given and time.perf_counter() < until:
-                progress("auto: looking at another order")
-                view = View.of(self._problem, order)
-                found.append(self._side(view, (*self._descended(view), *starts)))
+        views = [
+            View.of(self._problem, order)
+            for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True)))
+            if order != given
+        ]
+        descended: list[tuple[View, Schedule]] = []
+        # Where a plain descent gets there in one of the orders, the long way down is not worth its time in another.
+        for descent in (_descend, _go_low):
+            for view in views:
+                if time.perf_counter() < until:
+                    progress("auto: looking at another order")
+                    descended += [(view, schedule) for schedule in descent(view)]
+            if descended or self.fits or len(graph.ops) > _FEW_OPS:
+                break
+        found += [self._side(view, (schedule, *starts)) for view, schedule in descended]
         self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
 
@@ -135,16 +145,18 @@ class Sides:
             side.climb.offer(view.inward(schedule))
         return side
 
-    def _descended(self, view: View) -> list[Schedule]:
-        """Return the best schedule of descents in the order of `view`, if there is one."""
-        problem = view.problem
-        facts = Facts(problem.graph, problem.costs)
-        found = descents(facts, problem.budget_bytes)
-        if found:
-            return [view.outward(min(found, key=lambda timeline: timeline.seconds).schedule())]
-        if self._given.climb.fits or len(problem.graph.ops) > _FEW_OPS:
-            return []
-        return [view.outward(lowest(facts, problem.budget_bytes)[0].schedule())]
+
+def _descend(view: View) -> list[Schedule]:
+    """Return the best schedule of descents in the order of `view`, if there is one."""
+    problem = view.problem
+    found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes)
+    return [view.outward(min(found, key=lambda timeline: timeline.seconds).schedule())] if found else []
+
+
+def _go_low(view: View) -> list[Schedule]:
+    """Return a schedule of as little memory as is found in the order of `view`."""
+    problem = view.problem
+    return [view.outward(lowest(Facts(problem.graph, problem.costs), problem.budget_bytes)[0].schedule())]
 
 
 def keeps_order(schedule: Schedule) -> bool:

@@ -20,6 +20,8 @@ from lowtide.schedule.steps import Schedule
 _STRIDE = 0.8
 # What an op of a hint seems to cost beside others.
 _LIKED = 0.07
+# A schedule being mended that takes this many times as long as the best one is given up.
+_HOPELESS = 1.1
 
 
 class Climb:
@@ -106,9 +108,10 @@ class Climb:
     def mend(self, schedule: Schedule) -> None:
         """Bring `schedule`, a legal one that may be above the budget, within it by a few drops, and offer that."""
         limit = self._problem.budget_bytes
+        hopeless = _HOPELESS * self._trace.seconds if self.fits else math.inf
         for area in (True, False):
             timeline = self._timeline(schedule)
-            if timeline is not None and descend(timeline, limit, Taste(area=area)) <= limit:
+            if timeline is not None and descend(timeline, limit, Taste(area=area), hopeless=hopeless) <= limit:
                 tidy(timeline, limit)
                 self.offer(timeline.schedule(), last=False)
 
