@@ -216,7 +216,9 @@ class _Work:
                 enough = self._num_rounds() if at_most is None else at_most
                 if self._is_done() or number >= max(enough, last) or self._has_stalled():
                     return
-                if self.refiner is None and len(self.problem.graph.ops) <= _MOST_OPS:
+                # That nothing fits is only said of the given order.
+                worth_proving = self.sides.fits or self.proved is self.given
+                if self.refiner is None and worth_proving and len(self.problem.graph.ops) <= _MOST_OPS:
                     self.refiner = Refiner(self.proved.problem)
                 refiner = self.refiner
                 planned = _ROUNDS[number % len(_ROUNDS)]

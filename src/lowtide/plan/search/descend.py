@@ -7,7 +7,7 @@ from lowtide.plan.search.ledger import SHIFT, Ints, Run
 from lowtide.plan.search.timeline import Timeline
 
 # A descent that takes more work than this, and this for every op beside, goes round in circles.
-_MOST_WORK, _MOST_PER_OP = 2_000_000, 1_000
+_MOST_WORK, _MOST_PER_OP = 1_000_000, 500
 
 
 def descend(timeline: Timeline, limit: float, taste: Taste, *, hopeless: float = float("inf")) -> int:
