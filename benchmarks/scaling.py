@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import linear_regression
 
@@ -228,11 +229,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse_unknown(parser, "planner", options.planners, registry.names())
     last = options.out / "scaling.json"
     kept = json.loads(last.read_text())["rows"] if options.keep and last.exists() else []
-    found = {(row["graph"], row["ops"], row["planner"]): row for row in [*kept, *run(options)]}
-    rows = [found[key] for key in sorted(found)]
+    found: dict[tuple[str, int, str], Row] = {}
+    rows: list[Row] = []
+    written: Sequence[Path] = ()
+    for row in chain(kept, run(options)):
+        found[row["graph"], row["ops"], row["planner"]] = row
+        rows = [found[key] for key in sorted(found)]
+        # After every row, for the last ones can take many minutes.
+        written = write_results("scaling", rows=rows, markdown=page(rows), directory=options.out)
     for each in violations(rows):
         print(each)
-    for path in write_results("scaling", rows=rows, markdown=page(rows), directory=options.out):
+    for path in written:
         print(f"Wrote {path}")
     print(f"Wrote {draw(rows, options.out / 'scaling.svg')}")
     return 1 if violations(rows) else 0
