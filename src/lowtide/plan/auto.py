@@ -287,7 +287,8 @@ class _Work:
             return number
         # Where memory is so scarce that the proof stays far behind, one less is enough, unless it is over anyway.
         proving = self.refiner is None or not self.refiner.done
-        return number - (proving and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _MEDIUM)
+        less = proving and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _MEDIUM
+        return max(1, number - less)
 
     def _has_stalled(self) -> bool:
         """Whether one more round is not worth its time: the last of several brought or left little, or it is dear."""

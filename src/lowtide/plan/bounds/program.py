@@ -1,7 +1,7 @@
-"""A linear program with variables between 0 and 1, some of them whole, and proved lower bounds on its minimum.
+"""A linear program in whole numbers, most of them 0 or 1, and proved lower bounds on its minimum.
 
 CP-SAT of OR-Tools solves it in integers, rounded so that its bound holds without any tolerance, and stops early when
-told so. What is left of it without whole variables is in `relaxation`.
+told so. What it is without whole numbers is in `relaxation`.
 """
 
 from __future__ import annotations
@@ -79,14 +79,12 @@ class Program:
     """Minimise the cost of the variables, each between 0 and its `top`, within the rows."""
 
     cost: list[float] = field(default_factory=list)
-    whole: list[bool] = field(default_factory=list)
     top: list[float] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
-    def variable(self, cost: float = 0.0, *, whole: bool = True, top: float = 1.0) -> int:
+    def variable(self, cost: float = 0.0, *, top: float = 1.0) -> int:
         """Add a variable and return its number."""
         self.cost.append(cost)
-        self.whole.append(whole)
         self.top.append(top)
         return len(self.cost) - 1
 

@@ -135,10 +135,10 @@ class Refiner:
         return proof
 
     def _look_together(self, limits: Limits, deadline: float) -> Proof | None:
-        """Return what is proved with the neediest first runs as moments, or None if it cannot be more."""
+        """Return the better of the proof and what the neediest first runs as moments prove; None if that looks less."""
         needy, self._needy = self._needy, []
-        least_rows = self._num_rows / len(self.proof.moments)
-        moments = needy[: min(_TOGETHER, int(_MOST_ROWS_TOGETHER / least_rows))]
+        rows_each = max(1.0, self._num_rows / len(self.proof.moments))
+        moments = needy[: min(_TOGETHER, int(_MOST_ROWS_TOGETHER / rows_each))]
         if len(moments) <= len(self.proof.moments):
             return None
         cutter = Cutter(Window(self._timeline, moments))
@@ -147,9 +147,12 @@ class Refiner:
             return None
         work = None if limits.work is None else _WORK_TOGETHER * limits.work
         answer = cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter()), work=work))
+        bound = max(answer.bound, simple.bound)
+        if bound <= self.proof.bound:
+            return self.proof
         self._num_rows = len(cutter.window.program.rows)
         # A solution with fewer moments tells the search more than a rounded one.
-        return Proof(max(answer.bound, simple.bound), cutter.window.moments, cutter.hint(answer) or self.proof.hint)
+        return Proof(bound, cutter.window.moments, cutter.hint(answer) or self.proof.hint)
 
     def _apart(self, candidates: list[OpId]) -> list[OpId]:
         """Return those of the candidates that are not close to a moment of the proof."""

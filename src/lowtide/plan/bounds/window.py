@@ -204,7 +204,7 @@ class Window:
             return self._rerun(interval, op)
         key = (interval, op)
         if key not in self._suffix:
-            self._suffix[key] = ever = self.program.variable(whole=False)
+            self._suffix[key] = ever = self.program.variable()
             now, later = self._rerun(interval, op), self._ever(interval + 1, op)
             self.program.at_least(0.0, (now, 1.0), (later, 1.0), (ever, -1.0))
             self.program.at_least(0.0, (ever, 1.0), (now, -1.0))
@@ -220,7 +220,7 @@ class Window:
             if not several:
                 self.program.cost[rerun] = cost
                 continue
-            count = self.program.variable(cost, whole=False, top=float(max(map(len, several))))
+            count = self.program.variable(cost, top=float(max(map(len, several))))
             self.program.at_least(0.0, (count, 1.0), (rerun, -1.0))
             for lives in several:
                 low, terms = _gain(lives)

@@ -96,16 +96,16 @@ class Sides:
             for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True)))
             if order != given
         ]
-        descended: list[tuple[View, Schedule]] = []
+        descended: list[list[Schedule]] = [[] for _ in views]
         # Where a plain descent gets there in one of the orders, the long way down is not worth its time in another.
         for descent in (_descend, _go_low):
-            for view in views:
+            for number, view in enumerate(views):
                 if time.perf_counter() < until:
                     progress("auto: looking at another order")
-                    descended += [(view, schedule) for schedule in descent(view)]
-            if descended or self.fits or len(graph.ops) > _FEW_OPS:
+                    descended[number] = descent(view)
+            if any(descended) or self.fits or len(graph.ops) > _FEW_OPS:
                 break
-        found += [self._side(view, (schedule, *starts)) for view, schedule in descended]
+        found += [self._side(view, (*own_ones, *starts)) for view, own_ones in zip(views, descended, strict=True)]
         self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
 
