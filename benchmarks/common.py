@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,11 +29,14 @@ def emit(row: Row) -> None:
 
 @contextmanager
 def leaving_when_told() -> Iterator[None]:
-    """Let SIGTERM raise `SystemExit`, so that whoever has started child processes can end them."""
+    """Let SIGTERM raise `SystemExit`, so that whoever has started child processes can end them; in the main thread."""
 
     def leave(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
 
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGTERM, leave)
     try:
         yield

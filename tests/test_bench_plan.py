@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 sys.path.insert(0, str(BENCHMARKS))
 
 import checks  # noqa: E402
+import common  # noqa: E402
 import limits  # noqa: E402
 import published  # noqa: E402
 from lowtide.graph import samples  # noqa: E402
@@ -98,6 +100,13 @@ def test_jobs_end_in_time_and_say_why_they_failed():
     assert rows["slow"] == {"out_of_time": 0.3}
     assert rows["bad"] == {"error": "ValueError: no"}
     assert "exit code 3" in rows["dead"]["error"]
+
+
+def test_children_run_from_any_thread(tmp_path):
+    script = tmp_path / "child.py"
+    script.write_text('print(\'row: {"model": "gpt"}\')')
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        assert pool.submit(lambda: list(common.run_child(str(script), []))).result() == [{"model": "gpt"}]
 
 
 @pytest.mark.parametrize("children", ["run_jobs", "run_child"])

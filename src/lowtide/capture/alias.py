@@ -35,6 +35,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def is_hidden_view(node: fx.Node) -> bool:
+    """Whether the result of `node` is a view of its input, though its fake tensor has a storage of its own."""
+    return node.target in _HIDDEN_VIEWS
+
+
 def view_base(node: fx.Node) -> fx.Node | None:
     """Return the input node of which all results of `node` are views, or None if it makes something new."""
     results = tensors_in(node.meta.get("val"))
@@ -45,7 +50,7 @@ def view_base(node: fx.Node) -> fx.Node | None:
         for source in node.all_input_nodes
         if isinstance(source.meta.get("val"), torch.Tensor)
     }
-    if node.target in _HIDDEN_VIEWS:
+    if is_hidden_view(node):
         return node.all_input_nodes[0]
     bases = {inputs.get(storage_key(result)) for result in results}
     return bases.pop() if len(bases) == 1 else None

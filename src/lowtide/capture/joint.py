@@ -14,8 +14,9 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 from lowtide import device as devices
 from lowtide.capture import pins
 from lowtide.capture.alias import storage_bytes, storage_key, tensors_in, view_base
+from lowtide.capture.copies import drop_copies
 from lowtide.capture.normalise import normalise
-from lowtide.capture.program import Program, is_getitem, is_tangent, output_node
+from lowtide.capture.program import Program, is_getitem, is_mutable, is_tangent, output_node
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
 
@@ -39,6 +40,7 @@ def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters
     """
     _refuse_symbols(module)
     normalise(module)
+    drop_copies(module)
     if _has_tokens(module):
         parameters = ()  # positions count from behind the tokens that order effects, and gradients do not
     return _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
@@ -105,7 +107,7 @@ class _Folder:
         base = view_base(node)
         if base is not None:
             self.value_of[node] = self.value_of[base]
-            if _is_mutable(node):
+            if is_mutable(node):
                 self._add_op(node, kind, results=())
             return
         if is_getitem(node):
@@ -235,7 +237,7 @@ def _phases(module: fx.GraphModule, forward_outputs: Sequence[Any]) -> tuple[lis
         if node.op in ("placeholder", "output", "get_attr"):
             continue
         # What the backward of a `torch.autograd.Function` calls is not tagged; all that forward calls is.
-        untagged = is_tagged and not _tag(node) and not _is_mutable(node)
+        untagged = is_tagged and not _tag(node) and not is_mutable(node)
         in_backward = "backward" in _tag(node) or untagged
         if node not in needed and (in_backward or any(source in late for source in node.all_input_nodes)):
             late.add(node)
@@ -247,10 +249,6 @@ def _phases(module: fx.GraphModule, forward_outputs: Sequence[Any]) -> tuple[lis
 
 def _tag(node: fx.Node) -> str:
     return str(node.meta.get("partitioner_tag") or "")
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 
 def _changed_inputs(module: fx.GraphModule) -> set[fx.Node]:

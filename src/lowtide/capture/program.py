@@ -113,6 +113,11 @@ def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
+def is_mutable(node: fx.Node) -> bool:
+    """Whether `node` says that it writes into one of its arguments."""
+    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
+
+
 def output_node(module: fx.GraphModule) -> fx.Node:
     """Return the output node of `module`."""
     return next(reversed(module.graph.find_nodes(op="output")))
