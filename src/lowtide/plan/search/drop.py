@@ -53,6 +53,18 @@ class _Rerun:
     ops: list[OpId]
     extended: list[tuple[ValueId, int]]
     seconds: float
+    same: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """A gap in a value's life: the event and the run that end it, when, and what to run again instead."""
+
+    event: Event
+    before: Run
+    time: int
+    op: OpId
+    rebate: float
 
 
 def best_drop(timeline: Timeline, peaks: Ints, limit: float, taste: Taste) -> Drop | None:
@@ -129,31 +141,32 @@ class _Scorer:
     def _drop(self, event: Event, at_least: float) -> Drop | None:
         """Return the better of remaking everything that the gap's value needs and keeping the small part of it."""
         self.timeline.work += 10
-        best = self._drop_with(event, 0.0, at_least)
-        if best is not None and len(best.ops) == 1:
+        value, before = int(self.ledger.gap_value[event]), self.ledger.run_at(event)
+        op = self.facts.producer[value]
+        gap = _Gap(event, before, self.timeline.time[before], op, self._rebate(event, op))
+        small = _SMALL * self.facts.bytes[value]
+        best, same = self._drop_with(gap, 0.0, small, at_least)
+        if same or (best is not None and len(best.ops) == 1):
             return best
-        small = _SMALL * self.facts.bytes[int(self.ledger.gap_value[event])]
-        other = self._drop_with(event, small, max(at_least, best.score if best else 0.0))
+        other, _ = self._drop_with(gap, small, small, max(at_least, best.score if best else 0.0))
         return other or best
 
-    def _drop_with(self, event: Event, small: float, at_least: float) -> Drop | None:
-        timeline, facts = self.timeline, self.facts
-        value, before = int(self.ledger.gap_value[event]), self.ledger.run_at(event)
-        op = facts.producer[value]
-        rebate = self._rebate(event, op)
+    def _drop_with(self, gap: _Gap, small: float, smaller: float, at_least: float) -> tuple[Drop | None, bool]:
+        """Return the drop if it scores more than `at_least`; see `_rerun` for what else."""
         max_seconds = float("inf")
         if at_least > 0:
-            max_seconds = self._most(op, timeline.time[before]) / at_least + rebate
-        rerun = self._rerun(op, timeline.time[before], small, max_seconds)
+            max_seconds = self._most(gap.op, gap.time) / at_least + gap.rebate
+        gap_seconds = self.ledger.gap_seconds
+        rerun = self._rerun(gap.op, gap.time, small, smaller, max_seconds)
         if rerun is None:
-            self.ledger.gap_seconds[event] = max(self.ledger.gap_seconds[event], max_seconds - rebate)
-            return None
-        self.ledger.gap_seconds[event] = max(0.0, rerun.seconds - rebate)
-        relief = self._net_relief(rerun, before)
-        if relief <= 0:
-            return None
-        score = relief / (max(0.0, rerun.seconds - rebate) + facts.sliver)
-        return Drop(score, before, rerun.ops) if score > at_least else None
+            gap_seconds[gap.event] = max(gap_seconds[gap.event], max_seconds - gap.rebate)
+            return None, False
+        seconds = max(0.0, rerun.seconds - gap.rebate)
+        gap_seconds[gap.event] = seconds
+        score = self._net_relief(rerun, gap.before, at_least * (seconds + self.facts.sliver)) / (
+            seconds + self.facts.sliver
+        )
+        return Drop(score, gap.before, rerun.ops) if score > at_least else None, rerun.same
 
     def _rebate(self, event: Event, op: OpId) -> float:
         """Return the seconds saved because a repeated run that nothing read before the gap is no longer needed."""
@@ -177,28 +190,30 @@ class _Scorer:
         most = float(self._excess[stop] - self._excess[start])
         return max(worst, min(most, size * float(self._over[stop] - self._over[start])))
 
-    def _net_relief(self, rerun: _Rerun, before: Run) -> float:
-        """Return the relief of `rerun` before the run `before`, less what it adds; at most zero if it is of no use."""
-        timeline, facts = self.timeline, self.facts
-        time = timeline.time[before]
-        relief, alive = 0.0, float(self._alive_before(before))
+    def _net_relief(self, rerun: _Rerun, before: Run, at_least: float) -> float:
+        """Return the relief of `rerun` before the run `before`, less what it adds; 0 unless it exceeds `at_least`."""
+        facts, sizes, near = self.facts, self.facts.bytes, self.ledger.near
+        time = self.timeline.time[before]
+        relief, freed = 0.0, 0
         staying: set[ValueId] = set()
         for op in rerun.ops:
             for value in facts.writes[op]:
-                last, following = self.ledger.near(value, time)
+                last, following = near(value, time)
                 if following >= 0 and not facts.held[value]:
                     staying.add(value)
-                    alive -= facts.bytes[value]
-                    relief += self._relief(last, time, facts.bytes[value])
+                    freed += sizes[value]
+                    relief += self._relief(last, time, sizes[value])
         for value, last in rerun.extended:
-            alive += facts.bytes[value]
+            freed -= sizes[value]
             if self.taste.area:
                 start, stop = (last >> SHIFT) + 1, time >> SHIFT
                 if stop > start:
-                    relief -= facts.bytes[value] * float(self._over[stop] - self._over[start])
+                    relief -= sizes[value] * float(self._over[stop] - self._over[start])
             elif last < self.time:
-                relief -= facts.bytes[value]
-        peak = self._transient(rerun.ops, staying, alive)
+                relief -= sizes[value]
+        if relief <= max(0.0, at_least):
+            return 0.0
+        peak = self._transient(rerun.ops, staying, float(self._alive_before(before) - freed))
         if peak >= self.ceiling:
             return 0.0
         over = max(0.0, min(peak, self.top) - self.limit)
@@ -211,18 +226,21 @@ class _Scorer:
             self._alive[stage] = self.timeline.alive_in(stage)
         return self._alive[stage][run]
 
-    def _rerun(self, op: OpId, time: int, small: float, max_seconds: float) -> _Rerun | None:
+    def _rerun(self, op: OpId, time: int, small: float, smaller: float, max_seconds: float) -> _Rerun | None:
         """Return what running `op` again at `time` takes, or None if it takes more than `max_seconds`.
 
         An input that is not alive there lives on from its last use if that keeps within the limit, if it cannot be
-        made again, or if it has at most `small` bytes; otherwise it is made again too.
+        made again, or if it has at most `small` bytes; otherwise it is made again too. It says whether the same holds
+        with `smaller` in place of `small`.
         """
-        facts, near = self.facts, self.ledger.near
+        facts, near, peaks, limit = self.facts, self.ledger.near, self.peaks, self.limit
+        reads, producers, sizes, held, lasting = facts.reads, facts.producer, facts.bytes, facts.held, facts.lasting
+        stage, stop = self.stage, time >> SHIFT
         order: list[OpId] = []
         extended: dict[ValueId, int] = {}
         done: set[OpId] = set()
         stack: list[OpId] = [op]
-        seconds = 0.0
+        seconds, same = 0.0, True
         while stack:
             current = stack.pop()
             if current < 0:
@@ -232,30 +250,29 @@ class _Scorer:
                 continue
             done.add(current)
             seconds += facts.seconds[current]
-            self.timeline.work += 4
             if seconds > max_seconds:
-                return None
+                break
             stack.append(~current)
-            for value in reversed(facts.reads[current]):
-                producer = facts.producer[value]
-                if producer in done or value in extended or facts.held[value]:
+            for value in reversed(reads[current]):
+                producer = producers[value]
+                if producer in done or held[value] or value in extended:
                     continue
                 last, following = near(value, time)
                 if following >= 0:
                     continue
-                size = facts.bytes[value]
-                if facts.lasting[value] or size <= small or self._highest(last, time) + size <= self.limit:
+                size = sizes[value]
+                if lasting[value] or size <= small:
+                    extended[value] = last
+                    continue
+                start = (last >> SHIFT) + 1
+                # Within reach of the worst run there is no room; elsewhere, for what is highest in between.
+                if not start <= stage < stop and (stop <= start or peaks[start:stop].max() + size <= limit):
                     extended[value] = last
                 else:
+                    same = same and size > smaller
                     stack.append(producer)
-        return _Rerun(order, list(extended.items()), seconds)
-
-    def _highest(self, last: int, before: int) -> float:
-        """Return the most bytes in the stages after that of `last` and before that of `before`."""
-        start, stop = (last >> SHIFT) + 1, before >> SHIFT
-        if start <= self.stage < stop:
-            return self.top
-        return float(self.peaks[start:stop].max()) if stop > start else 0.0
+        self.timeline.work += 4 * len(done)
+        return None if seconds > max_seconds else _Rerun(order, list(extended.items()), seconds, same)
 
     def _transient(self, ops: list[OpId], staying: set[ValueId], alive: float) -> float:
         """Return the most bytes while `ops` run, with `alive` bytes beside them and the values `staying` kept."""
