@@ -77,7 +77,7 @@ _ROUNDS = (
     _Round(((_From.PROOF, 900_000), (_From.BEST, 1_200_000)), 1.5),
 )
 # An overhead above which schedules are of less use.
-_DEAR = 0.4
+_DEAR = 0.6
 # The share of the gap that a round must at least have closed for another to be worth its time.
 _NEXT_TO_NOTHING = 0.05
 # A gap that is not worth a third round, or a second if rounds take long.
@@ -252,7 +252,7 @@ class _Work:
             return Proposal(best, impossible=self.impossible)
         overhead = self.sides.overhead
         met = overhead - self.bound <= _EQUAL
-        optimal = not best.num_recomputed or (met and keeps_order(best))
+        optimal = not best.num_recomputed or (met and self.proved is self.given and keeps_order(best))
         return Proposal(best, bound=min(self.bound, overhead), optimal=optimal)
 
     def _must_change_proof(self) -> bool:
@@ -287,7 +287,7 @@ class _Work:
             return number
         # Where memory is so scarce that the proof stays far behind, one less is enough, unless it is over anyway.
         proving = self.refiner is None or not self.refiner.done
-        less = proving and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _MEDIUM
+        less = proving and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _SMALL
         return max(1, number - less)
 
     def _has_stalled(self) -> bool:

@@ -1,8 +1,9 @@
-"""Choosing moments: one after the other, each time the one with which the linear relaxation says most."""
+"""Choosing moments: ever more of them, each time the one with which the linear relaxation says most."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,21 +17,27 @@ from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
 
-# How many candidates for moments each of both measures gives, and their least distance.
+# How many candidates for moments each of both measures gives, and their least distance, in ops and as a share of all:
+# neighbours say the same.
 _CANDIDATES = 8
-_DISTANCE = 4
-# The least distance of a further moment from those of the proof, as a share of all ops: neighbours say the same.
-_APART = 1 / 50
-# How many candidates are looked at again in the second stage and in later ones: programs get harder with each moment.
-_NARROW = (6, 3)
-# Up to this number of ops; the more ops beyond it, the fewer candidates.
+_DISTANCE, _SPREAD = 4, 1 / 100
+# The least distance of further moments that are tried, from those of the proof and from each other, as such a share.
+_APART = 1 / 30
+# How many candidates are tried for each further moment, up to this number of ops; the more ops beyond it, the fewer.
+_TRIED = 5
 _FEW_OPS = 500
-# A program with more rows than this says too little for its time: no further moment is added to it.
-_MOST_ROWS = 12_000
-# By how much, as a share of the step, a moment must raise the bound of the linear relaxation to count as much, and how
-# many such are added at once.
+# How many moments one stage adds at most, and by how much, as a share of the step, the relaxation must rise with each
+# but the first of them.
+_MOST_AT_ONCE = 3
 _MUCH = 0.003
-_MOST_AT_ONCE = 2
+# A stage adds no moment that brings less than this.
+_LITTLE = 2e-4
+# About the seconds that the relaxation of a program takes for each of its rows, and how many times the work of whole
+# numbers all relaxations of a stage may take.
+_SECONDS_PER_ROW = 2.5e-5
+_RELAXING = 1.5
+# A program with more rows than this says too little for its time: no further moment is added to it.
+_MOST_ROWS = 60_000
 # Where the schedule is farther from the bound than this share of the step, memory is so scarce that single moments say
 # little: several of the first runs that need most memory are moments at once.
 _FAR = 0.02
@@ -40,8 +47,11 @@ _NEEDY = 0.85
 _MOST_ROWS_TOGETHER = 20_000
 # How many times the work of another program theirs gets in whole numbers.
 _WORK_TOGETHER = 1.7
-# How far below the bound their relaxation may be: whole numbers can add as much.
+# How far below the bound a relaxation may be for its program to be solved: whole numbers can add as much.
 _NEARLY = 0.005
+# Where whole numbers have added this share of the step to a relaxation, they get more work and leave more to gain.
+_WHOLE = 0.01
+_WORK_WHOLE = 1.4
 # Programs with several moments and more rows than this get less work in whole numbers, which does little for them.
 _MANY_ROWS = 5_000
 
@@ -53,7 +63,7 @@ class Proof:
     Attributes:
         bound: No schedule has less overhead; infinite if none fits.
         moments: The moments of the program.
-        hint: The best solution of the program that was found, or None.
+        hint: The solution of the latest program that has one, or None.
     """
 
     bound: float
@@ -61,8 +71,24 @@ class Proof:
     hint: Hint | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Relaxed:
+    """A program and its relaxation."""
+
+    cutter: Cutter
+    answer: Answer
+
+    @property
+    def moments(self) -> tuple[OpId, ...]:
+        return self.cutter.window.moments
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.cutter.window.program.rows)
+
+
 class Refiner:
-    """Ever stronger proofs for one problem, whose budget is below the peak of plain training: a moment more each time.
+    """Ever stronger proofs for one problem, whose budget is below the peak of plain training: more moments each time.
 
     Attributes:
         proof: The best proof so far.
@@ -74,11 +100,15 @@ class Refiner:
         self.done = False
         self._problem = problem
         self._timeline = Timeline.of(problem)
-        self._promising = _candidates(problem, self._timeline)
+        candidates = _candidates(problem, self._timeline)
+        # What the relaxation gained with each candidate when it was last tried.
+        self._gains = dict.fromkeys(candidates, float("inf"))
         own = self._timeline.own
-        most = max(own[op] for op in self._promising)
-        self._needy = sorted((op for op in self._promising if own[op] > _NEEDY * most), key=lambda op: -own[op])
-        self._num_rows = 0
+        most = max(own[op] for op in candidates)
+        self._needy = sorted((op for op in candidates if own[op] > _NEEDY * most), key=lambda op: -own[op])
+        self._latest: _Relaxed | None = None
+        # What whole numbers have added to a relaxation.
+        self._whole = 0.0
 
     @property
     def hint(self) -> frozenset[OpId]:
@@ -91,104 +121,109 @@ class Refiner:
         return None if self.proof.hint is None else schedule_of(self._problem.graph, self.proof.hint)
 
     def advance(self, limits: Limits) -> Proof:
-        """Add the moment that seems best, and return the best proof; the time of `limits` is for all of it.
-
-        While linear relaxations alone say much more with every moment, several are added.
-        """
+        """Add moments, and return the best proof; the time of `limits` is for all of it."""
         deadline = time.perf_counter() + limits.seconds
-        if len(self.proof.moments) > 1 and _FAR < limits.enough - self.proof.bound < float("inf"):
-            together = self._look_together(limits, deadline)
-            if together:
-                return self._settle([together], limits)
-        for _ in range(_MOST_AT_ONCE):
-            overflow = None if self.proof.hint is None else _overflow(self._problem, self.proof.hint)
-            relaxed = self._relax(overflow, deadline, limits.enough)
-            order = sorted(relaxed, key=lambda candidate: -relaxed[candidate][0].bound)
-            if not order:
-                break
-            answer, cutter = relaxed[order[0]]
-            if answer.bound >= limits.enough:
-                return self._settle([Proof(answer.bound, cutter.window.moments, cutter.hint(answer))], limits)
-            much = answer.bound > self.proof.bound + _MUCH and self.proof.moments
-            if not much or self._is_too_large(len(cutter.window.moments)) or time.perf_counter() > deadline:
-                break
-            self.proof = Proof(answer.bound, cutter.window.moments, cutter.hint(answer))
-            self._promising = self._apart(order[1:])[:1]
-        chosen = list(dict.fromkeys([*order[:1], *([overflow] if overflow in relaxed else [])]))
-        found: list[Proof] = []
-        work = limits.work
-        if work is not None and self.proof.moments:
-            work *= min(1.0, _MANY_ROWS / max(1, self._num_rows))
-        for candidate in chosen:
-            share = 1 / (len(chosen) - len(found))
-            left = share * max(0.1, deadline - time.perf_counter())
-            simple, cutter = relaxed[candidate]
-            answer = cutter.solve(Limits(left, None if work is None else share * work, limits.gap, limits.enough))
-            work = None if work is None else work - answer.work
-            hint = cutter.hint(answer) or cutter.hint(simple)
-            found.append(Proof(max(answer.bound, simple.bound), cutter.window.moments, hint))
-            if found[-1].bound >= limits.enough:
-                break
-        count = _fewer(_NARROW[bool(self.proof.moments)], self._problem)
-        proof = self._settle(found, limits)
-        self._promising = self._apart([candidate for candidate in order if candidate not in chosen])[:count]
-        return proof
-
-    def _look_together(self, limits: Limits, deadline: float) -> Proof | None:
-        """Return the better of the proof and what the neediest first runs as moments prove; None if that looks less."""
-        needy, self._needy = self._needy, []
-        rows_each = max(1.0, self._num_rows / len(self.proof.moments))
-        moments = needy[: min(_TOGETHER, int(_MOST_ROWS_TOGETHER / rows_each))]
-        if len(moments) <= len(self.proof.moments):
-            return None
-        cutter = Cutter(Window(self._timeline, moments))
-        simple = cutter.relax(seconds=max(0.1, deadline - time.perf_counter()))
-        if simple.bound < self.proof.bound - _NEARLY:
-            return None
-        work = None if limits.work is None else _WORK_TOGETHER * limits.work
-        answer = cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter()), work=work))
-        bound = max(answer.bound, simple.bound)
-        if bound <= self.proof.bound:
+        before = self._latest
+        if before is None:
+            self._begin(limits, deadline)
+        else:
+            self._grow(before, limits, deadline)
+        latest = self._latest
+        assert latest is not None, "there is at least one candidate"
+        if latest is before:
+            self.done = not self._solve_together(limits, deadline)
             return self.proof
-        self._num_rows = len(cutter.window.program.rows)
-        # A solution with fewer moments tells the search more than a rounded one.
-        return Proof(bound, cutter.window.moments, cutter.hint(answer) or self.proof.hint)
-
-    def _apart(self, candidates: list[OpId]) -> list[OpId]:
-        """Return those of the candidates that are not close to a moment of the proof."""
-        least = _APART * len(self._problem.graph.ops)
-        return [one for one in candidates if all(abs(one - moment) >= least for moment in self.proof.moments)]
-
-    def _relax(self, overflow: OpId | None, deadline: float, enough: float) -> dict[OpId, tuple[Answer, Cutter]]:
-        """Return what the linear relaxation says with each candidate, up to the first that is enough."""
-        relaxed: dict[OpId, tuple[Answer, Cutter]] = {}
-        for candidate in dict.fromkeys([*([] if overflow is None else [overflow]), *self._promising]):
-            if relaxed and time.perf_counter() > deadline:
-                break
-            cutter = Cutter(Window(self._timeline, (*self.proof.moments, candidate)))
-            answer = cutter.relax(seconds=max(0.1, deadline - time.perf_counter()))
-            relaxed[candidate] = answer, cutter
-            self._num_rows = len(cutter.window.program.rows)
-            if answer.bound >= enough:
-                break
-        return relaxed
-
-    def _settle(self, found: list[Proof], limits: Limits) -> Proof:
-        if not found:
-            self.done = True
-            return self.proof
-        best = max(found, key=lambda proof: proof.bound)
-        self.proof = Proof(max(best.bound, self.proof.bound), best.moments, best.hint)
-        self.done = (
-            self.proof.bound >= limits.enough
-            or self.proof.bound == float("inf")
-            or self._is_too_large(len(self.proof.moments))
-        )
+        self._solve(latest, replace(limits, work=self._work(latest, limits)), deadline)
+        self._end(limits)
         return self.proof
 
-    def _is_too_large(self, moments: int) -> bool:
-        """Whether a program with one moment more than `moments` would have too many rows, judged by the last one."""
-        return self._num_rows * (moments + 1) > _MOST_ROWS * moments
+    def _begin(self, limits: Limits, deadline: float) -> None:
+        """Take the candidate whose relaxation says most."""
+        for candidate in self._gains:
+            relaxed = self._relax((candidate,), deadline)
+            self._gains[candidate] = relaxed.answer.bound
+            if self._latest is None or relaxed.answer.bound > self._latest.answer.bound:
+                self._latest = relaxed
+            if relaxed.answer.bound >= limits.enough or time.perf_counter() > deadline:
+                break
+
+    def _grow(self, latest: _Relaxed, limits: Limits, deadline: float) -> None:
+        """Add those of the candidates with which the relaxation says most, one by one."""
+        left = float("inf") if limits.work is None else _RELAXING * limits.work
+        for number in range(_MOST_AT_ONCE):
+            best: _Relaxed | None = None
+            for candidate in self._to_try(latest):
+                # With more moments a candidate rarely brings more than it did before.
+                if best is not None and self._gains.get(candidate, 0.0) < best.answer.bound - latest.answer.bound:
+                    break
+                relaxed = self._relax((*latest.moments, candidate), deadline)
+                left -= _SECONDS_PER_ROW * relaxed.num_rows
+                self._gains[candidate] = relaxed.answer.bound - latest.answer.bound
+                if best is None or relaxed.answer.bound > best.answer.bound:
+                    best = relaxed
+                if left <= 0 or time.perf_counter() > deadline or relaxed.answer.bound >= limits.enough:
+                    break
+            needed = _MUCH if number else _LITTLE
+            if best is None or best.answer.bound < latest.answer.bound + needed:
+                return
+            self._latest = latest = best
+            if left <= 0 or time.perf_counter() > deadline or latest.answer.bound >= limits.enough:
+                return
+
+    def _to_try(self, latest: _Relaxed) -> list[OpId]:
+        """Return where a further moment may say most: where the last solution goes wrong, and where it said most."""
+        size = latest.num_rows / len(latest.moments)
+        if size * (len(latest.moments) + 1) > _MOST_ROWS:
+            return []
+        hint = self.proof.hint
+        overflow = None if hint is None else _overflow(self._problem, hint)
+        order = sorted(self._gains, key=lambda candidate: -self._gains[candidate])
+        apart = _apart(order if overflow is None else [overflow, *order], latest.moments, self._problem)
+        return apart[:_TRIED]
+
+    def _relax(self, moments: Iterable[OpId], deadline: float) -> _Relaxed:
+        cutter = Cutter(Window(self._timeline, moments))
+        return _Relaxed(cutter, cutter.relax(seconds=max(0.1, deadline - time.perf_counter())))
+
+    def _work(self, latest: _Relaxed, limits: Limits) -> float | None:
+        """Return how much work the program gets in whole numbers."""
+        if limits.work is None or len(latest.moments) == 1:
+            return limits.work
+        if self._whole > _WHOLE:
+            return _WORK_WHOLE * limits.work
+        return limits.work * min(1.0, _MANY_ROWS / max(1, latest.num_rows))
+
+    def _solve(self, latest: _Relaxed, limits: Limits, deadline: float) -> None:
+        """Solve a program in whole numbers if that may say more than is known."""
+        simple, answer = latest.answer, latest.answer
+        if simple.bound < limits.enough and simple.bound + max(_NEARLY, self._whole) >= self.proof.bound:
+            answer = latest.cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter())))
+            self._whole = max(self._whole, min(1.0, answer.bound) - simple.bound)
+        # A solution with fewer moments tells the search more than a rounded one.
+        hint = latest.cutter.hint(answer) or self.proof.hint or latest.cutter.hint(simple)
+        bound = max(answer.bound, simple.bound)
+        if bound > self.proof.bound:
+            self.proof = Proof(bound, latest.moments, hint)
+        else:
+            self.proof = replace(self.proof, hint=hint)
+
+    def _solve_together(self, limits: Limits, deadline: float) -> bool:
+        """Look at the neediest first runs as moments, once, where memory is scarce; return whether it did."""
+        needy, self._needy = self._needy, []
+        latest = self._latest
+        assert latest is not None, "a stage has been"
+        rows_each = max(1.0, latest.num_rows / len(latest.moments))
+        moments = needy[: min(_TOGETHER, int(_MOST_ROWS_TOGETHER / rows_each))]
+        if len(moments) < 2 or not _FAR < limits.enough - self.proof.bound < float("inf"):
+            return False
+        together = self._relax(moments, deadline)
+        work = None if limits.work is None else _WORK_TOGETHER * limits.work
+        self._solve(together, replace(limits, work=work), deadline)
+        self._end(limits)
+        return True
+
+    def _end(self, limits: Limits) -> None:
+        self.done = self.proof.bound >= limits.enough or self.proof.bound == float("inf")
 
 
 def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:
@@ -198,11 +233,12 @@ def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:
     """
     during = np.array(problem.baseline.bytes_during, dtype=np.float64)
     chosen = [int(np.argmax(during))]
+    distance = max(_DISTANCE, _SPREAD * len(during))
     for bytes_at in (timeline.own, during):
         order = np.argsort(-bytes_at, kind="stable").tolist()
         count = 0
         for op in order:
-            if during[op] <= problem.budget_bytes or any(abs(op - other) < _DISTANCE for other in chosen):
+            if during[op] <= problem.budget_bytes or any(abs(op - other) < distance for other in chosen):
                 continue
             chosen.append(op)
             count += 1
@@ -214,6 +250,17 @@ def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:
 def _fewer(count: int, problem: Problem) -> int:
     """Return `count`, or less for a large graph, whose programs take long."""
     return max(1, min(count, count * _FEW_OPS // max(1, len(problem.graph.ops))))
+
+
+def _apart(candidates: Iterable[OpId], moments: Iterable[OpId], problem: Problem) -> list[OpId]:
+    """Return those of the candidates that are not close to a moment or to a candidate before them."""
+    least = _APART * len(problem.graph.ops)
+    taken, found = list(moments), []
+    for candidate in dict.fromkeys(candidates):
+        if candidate not in taken and all(abs(candidate - other) >= least for other in taken):
+            taken.append(candidate)
+            found.append(candidate)
+    return found
 
 
 def _overflow(problem: Problem, hint: Hint) -> OpId | None:
