@@ -17,6 +17,7 @@ from lowtide.capture.alias import storage_bytes, storage_key, tensors_in, view_b
 from lowtide.capture.copies import drop_copies
 from lowtide.capture.normalise import normalise
 from lowtide.capture.program import Program, is_getitem, is_mutable, is_tangent, output_node
+from lowtide.capture.split import split_convolutions
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
 
@@ -41,6 +42,7 @@ def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters
     _refuse_symbols(module)
     normalise(module)
     drop_copies(module)
+    split_convolutions(module)
     if _has_tokens(module):
         parameters = ()  # positions count from behind the tokens that order effects, and gradients do not
     return _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
