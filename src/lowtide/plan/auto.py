@@ -80,8 +80,8 @@ _ROUNDS = (
 _DEAR = 0.6
 # The share of the gap that a round must at least have closed for another to be worth its time.
 _NEXT_TO_NOTHING = 0.05
-# A gap that is not worth a third round, or a second if rounds take long.
-_LITTLE_GAP = 0.01
+# A gap that is not worth a third round, or a second if rounds take long; and one that is not worth a third then.
+_LITTLE_GAP, _SMALL_GAP = 0.01, 0.025
 # How many rounds at least a proof that begins anew gets.
 _ANEW = 2
 # The work of one last search if the bound is near early.
@@ -298,7 +298,7 @@ class _Work:
         if len(self.left) == 1:
             return num_ops > _MANY and self.left[0] <= _LITTLE_GAP
         before, after = self.left[-2:]
-        return after <= _LITTLE_GAP or before - after < _NEXT_TO_NOTHING * before
+        return after <= (_SMALL_GAP if num_ops > _MANY else _LITTLE_GAP) or before - after < _NEXT_TO_NOTHING * before
 
     def _enough(self) -> float:
         """Return the bound with which the search may end; a little more, so that rounding does not matter."""
