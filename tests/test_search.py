@@ -1,11 +1,15 @@
 """The search behind `greedy` and `auto`: exact prices after every change, and moves that keep their promises."""
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowtide.graph import samples
+from lowtide.graph.build import GraphBuilder
 from lowtide.plan.problem import Problem
 from lowtide.plan.search.climb import Climb
+from lowtide.plan.search.descend import descend
+from lowtide.plan.search.drop import Taste
 from lowtide.plan.search.facts import Facts
 from lowtide.plan.search.timeline import Timeline, timeline_of
 from lowtide.schedule.expand import expand
@@ -136,6 +140,23 @@ def test_many_runs_before_one_op_keep_their_order():
         timeline.insert(round_ % 6, 9)
     check_price(graph, costs, timeline)
     assert [timeline.op[run] for run in timeline.rows[9]][:3] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("area", [True, False])
+def test_values_are_made_again_early_while_what_they_need_is_there(area):
+    """At its last use `w` would need `x`, which is dear and cannot stay that long."""
+    builder = GraphBuilder()
+    (x,) = builder.add_op("x", [], [("x", 10)], seconds=10.0)
+    (w,) = builder.add_op("w", [x], [("w", 10)], seconds=1.0)
+    builder.add_op("wide", [], [], seconds=1.0, workspace_bytes=85)
+    (y,) = builder.add_op("y", [x], [("y", 5)], seconds=1.0)
+    builder.add_op("wide_again", [y], [], seconds=1.0, workspace_bytes=85)
+    builder.add_op("end", [w], [], seconds=1.0)
+    graph, costs = builder.build(), builder.costs()
+    timeline = Timeline(Facts(graph, costs))
+    assert descend(timeline, 100, Taste(area=area)) == 100
+    assert timeline.schedule().steps == (0, 1, 2, 1, 3, 4, 5)
+    check_price(graph, costs, timeline)
 
 
 @RELAXED

@@ -21,10 +21,11 @@ _WANTED = 10
 
 
 def split_convolutions(module: fx.GraphModule) -> None:
-    """Put two ops in the place of every backward of a convolution that makes both gradients, in place."""
+    """Put two ops in the place of every backward of a convolution of which both gradients are read, in place."""
     for node in module.graph.find_nodes(op="call_function", target=_BACKWARD):
         of_input, *of_weights = node.args[_WANTED]
-        if of_input and any(of_weights) and all(map(is_getitem, node.users)):
+        read = {result.args[1] for result in node.users if is_getitem(result)}
+        if of_input and any(of_weights) and len(read) == len(node.users) and 0 in read and read != {0}:
             _split(node, [True, False, False], [False, *of_weights])
             module.graph.erase_node(node)
 

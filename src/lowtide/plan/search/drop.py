@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.plan.search.ledger import SHIFT, Event, Floats, Ints, Run
+from lowtide.plan.search.ledger import NOTHING, SHIFT, Event, Floats, Ints, Run
 from lowtide.plan.search.timeline import Timeline
 
 # Inputs of at most this share of the dropped value may be kept for its recomputation instead of being remade.
@@ -146,10 +146,12 @@ class _Scorer:
         gap = _Gap(event, before, self.timeline.time[before], op, self._rebate(event, op))
         small = _SMALL * self.facts.bytes[value]
         best, same = self._drop_with(gap, 0.0, small, at_least)
-        if same or (best is not None and len(best.ops) == 1):
+        if best is not None and len(best.ops) == 1:
             return best
-        other, _ = self._drop_with(gap, small, small, max(at_least, best.score if best else 0.0))
-        return other or best
+        if not same:
+            other, _ = self._drop_with(gap, small, small, max(at_least, best.score if best else 0.0))
+            best = other or best
+        return self._early(gap, max(at_least, best.score if best else 0.0)) or best
 
     def _drop_with(self, gap: _Gap, small: float, smaller: float, at_least: float) -> tuple[Drop | None, bool]:
         """Return the drop if it scores more than `at_least`; see `_rerun` for what else."""
@@ -167,6 +169,36 @@ class _Scorer:
             seconds + self.facts.sliver
         )
         return Drop(score, gap.before, rerun.ops) if score > at_least else None, rerun.same
+
+    def _early(self, gap: _Gap, at_least: float) -> Drop | None:
+        """Return the drop that remakes the gap's value earlier than needed, where all that its op reads is still there.
+
+        That is the last such moment behind the worst run; None if there is none or it scores at most `at_least`.
+        """
+        before = self._moment_before(gap.op, gap.time)
+        if before == NOTHING:
+            return None
+        seconds = max(0.0, self.facts.seconds[gap.op] - gap.rebate)
+        self.ledger.gap_seconds[gap.event] = min(self.ledger.gap_seconds[gap.event], seconds)
+        rerun = _Rerun([gap.op], [], seconds, same=True)
+        seconds += self.facts.sliver
+        score = self._net_relief(rerun, before, at_least * seconds) / seconds
+        return Drop(score, before, rerun.ops) if score > at_least else None
+
+    def _moment_before(self, op: OpId, time: int) -> Run:
+        """Return the last run behind the worst one and before `time` at which all that `op` reads is there, or -1."""
+        held, near, last_read = self.facts.held, self.ledger.near, self.ledger.last_read
+        reads = [value for value in self.facts.reads[op] if not held[value]]
+        run = NOTHING
+        for _ in range(len(reads)):
+            ends = [last_read(value, time) for value in reads if near(value, time)[1] < 0]
+            if not ends:
+                break
+            time, run = min(ends)
+            self.timeline.work += 2 * len(reads)
+            if time <= self.time:
+                return NOTHING
+        return run if all(near(value, time)[1] >= 0 for value in reads) else NOTHING
 
     def _rebate(self, event: Event, op: OpId) -> float:
         """Return the seconds saved because a repeated run that nothing read before the gap is no longer needed."""

@@ -88,6 +88,14 @@ class Ledger:
             return times[index - 1], times[index]
         return times[index - 1], NOTHING
 
+    def last_read(self, value: ValueId, time: int) -> tuple[int, Run]:
+        """Return the time of the last event of `value` before `time` and its run if that is a read, else -1 twice."""
+        index = bisect_left(self._times[value], time) - 1
+        if index < 0:
+            return NOTHING, NOTHING
+        event = self._events[value][index]
+        return (NOTHING, NOTHING) if self._is_write[event] else (self._times[value][index], self._run_of[event])
+
     def run_at(self, event: Event) -> Run:
         """Return the run to which `event` belongs."""
         return self._run_of[event]

@@ -14,6 +14,8 @@ from lowtide.plan.search.timeline import Timeline
 from lowtide.schedule.steps import Schedule
 
 _SHARES = (0.03, 0.05, 0.1, 0.2)
+# How many of them at most, about.
+_MOST_RUNS = 60
 # By how much slower than before a mended schedule may be at first, as a share of plain training: less and less.
 _WARMTH = 0.01
 # A mended schedule this much slower than the best is not worth tidying.
@@ -46,7 +48,7 @@ class Dice:
 
     def some(self, repeats: list[Run]) -> list[Run]:
         """Return some of the repeated runs: neighbours in time, or any."""
-        few, share = self.few, self.few.choice(_SHARES)
+        few, share = self.few, min(self.few.choice(_SHARES), _MOST_RUNS / max(1, len(repeats)))
         if few.random() < 0.5:
             width = max(2, int(share * len(repeats)))
             start = few.randrange(1 - width, len(repeats))
