@@ -144,8 +144,12 @@ class Auto(AbstractPlanner):
         if self.effort:
             work.sides.look_around(self.starts, until=work.deadline(), progress=progress)
         work.ask_late()
+        if not work.sides.fits:
+            work.offer_starts()
         if self.effort:
             work.run_rounds()
+        work.offer_starts()
+        if self.effort:
             work.polish()
             # Nothing to do unless the last search has left the proof behind.
             work.run_rounds(at_most=0)
@@ -171,16 +175,20 @@ class _Work:
         self.left: list[float] = []
 
     def ask_planners(self) -> None:
-        """Offer the given schedules and those of the planners to the search."""
+        """Offer the schedules of the planners to the search."""
         for schedule in self.auto.starts:
             verify(self.problem.graph, schedule)
-            self.sides.offer(schedule)
         num_ops = len(self.problem.graph.ops)
         left_out = self.auto.slow if num_ops > _LARGE else frozenset()
         late = self.auto.late if num_ops > _MEDIUM else frozenset()
         for name in self.auto.planners:
             if name not in left_out | late:
                 self._ask(name)
+
+    def offer_starts(self) -> None:
+        """Take a schedule known already if it is better; not at first, for it would keep the search near it."""
+        for schedule in self.auto.starts:
+            self.sides.offer(schedule, last=False)
 
     def ask_late(self) -> None:
         """Ask those that may still have an answer where the others have none, and no other order has either."""

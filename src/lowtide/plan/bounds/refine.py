@@ -34,7 +34,7 @@ _MUCH = 0.003
 _LITTLE = 2e-4
 # About the seconds that the relaxation of a program takes for each of its rows, and how many times the work of whole
 # numbers all relaxations of a stage may take.
-_SECONDS_PER_ROW = 2.5e-5
+_SECONDS_PER_ROW = 3.2e-5
 _RELAXING = 1.5
 # A program with more rows than this says too little for its time: no further moment is added to it.
 _MOST_ROWS = 60_000

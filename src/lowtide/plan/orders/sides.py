@@ -81,8 +81,8 @@ class Sides:
     def look_around(self, starts: Sequence[Schedule], *, until: float, progress: Progress) -> None:
         """Add the side of the best other order, if there is one that is not far behind.
 
-        Such orders are those in which ops wait, and that of the best of the schedules offered so far. `starts` are
-        schedules at which a search in another order may begin.
+        Such orders are those in which ops wait, and that of the best of the schedules offered so far. If none of them
+        fits, `starts` are schedules at which the search may begin.
         """
         graph = self._problem.graph
         if len(graph.ops) > _MOST_OPS:
@@ -90,7 +90,7 @@ class Sides:
         own, given = self._given.climb.schedule, self._given.view.order
         found: list[_Side] = []
         if _is_complete(graph, own) and _order(own) != given:
-            found.append(self._side(View.of(self._problem, _order(own)), (own, *starts)))
+            found.append(self._side(View.of(self._problem, _order(own)), (own,)))
         views = [
             View.of(self._problem, order)
             for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True)))
@@ -105,9 +105,19 @@ class Sides:
                     descended[number] = descent(view)
             if any(descended) or self.fits or len(graph.ops) > _FEW_OPS:
                 break
-        found += [self._side(view, (*own_ones, *starts)) for view, own_ones in zip(views, descended, strict=True)]
+        found += [self._side(view, own_ones) for view, own_ones in zip(views, descended, strict=True)]
+        if not self.fits and not any(side.climb.fits for side in found):
+            found += self._begin_at(starts)
         self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
+
+    def _begin_at(self, starts: Sequence[Schedule]) -> list[_Side]:
+        """Offer `starts` to the given side, and return the sides of their orders."""
+        for start in starts:
+            self.offer(start)
+        complete = [start for start in starts if _is_complete(self._problem.graph, start)]
+        orders = {_order(start): start for start in complete if _order(start) != self._given.view.order}
+        return [self._side(View.of(self._problem, order), (start,)) for order, start in orders.items()]
 
     def improve(
         self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), best: bool = False, until: float
