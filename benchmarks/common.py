@@ -130,6 +130,13 @@ def write_results(name: str, *, rows: Sequence[Row], markdown: str, directory: P
     return [data, page]
 
 
+def kept_rows(name: str, models: Collection[str], directory: Path = RESULTS) -> list[Row]:
+    """Return the rows that the last run wrote to `name.json`, without those of `models`."""
+    path = directory / f"{name}.json"
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return [row for row in rows if row["model"] not in models]
+
+
 def describe_machine() -> str:
     """Return one line about the machine, for the head of a result page."""
     facts = machine()

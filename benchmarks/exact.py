@@ -32,6 +32,7 @@ from common import (
     Row,
     describe_machine,
     emit,
+    kept_rows,
     mib,
     number,
     refuse_unknown,
@@ -281,6 +282,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="models to run; all by default")
     parser.add_argument("--budgets", nargs="+", default=["100", "70", "50", "35"], metavar="PERCENT")
     parser.add_argument("--jobs", type=int, default=1, help="child processes at once")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the last run of models not run again")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for exact.md and exact.json")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -288,9 +290,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_model(options.child, options.budgets)
         return 0
     refuse_unknown(parser, "model", options.only or (), zoo.ALL)
+    models = options.only or list(zoo.ALL)
     with ThreadPoolExecutor(max_workers=max(1, options.jobs)) as pool:
-        per_model = pool.map(lambda name: collect(name, options.budgets), options.only or zoo.ALL)
+        per_model = pool.map(lambda name: collect(name, options.budgets), models)
         rows = [row for rows in per_model for row in rows]
+    rows += kept_rows("exact", models, options.out) if options.keep else []
+    rows.sort(key=lambda row: list(zoo.ALL).index(row["model"]))
     for path in write_results("exact", rows=rows, markdown=page(rows), directory=options.out):
         print(f"Wrote {path}")
     return 1 if any(row["violations"] for row in rows) else 0

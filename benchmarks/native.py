@@ -36,6 +36,7 @@ from common import (
     Row,
     describe_machine,
     emit,
+    kept_rows,
     mib,
     number,
     refuse_unknown,
@@ -338,6 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="PyTorch's budgets")
     parser.add_argument("--planner", default="auto")
     parser.add_argument("--problems", type=Path, default=FOLDER, help="folder for the captured models")
+    parser.add_argument("--keep", action="store_true", help="keep the rows of the last run of models not run again")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for native.md and native.json")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -345,13 +347,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_model(options.child, options.ratios, options.problems / f"{options.child}.json")
         return 0
     refuse_unknown(parser, "model", options.only, zoo.ALL)
-    rows: list[Row] = []
+    rows = kept_rows("native", options.only, options.out) if options.keep else []
     for name in options.only:
         for row in rows_of(name, options):
             row = {"model": name, **row}
             row["violations"] = violations(row)
             rows.append(row)
             print("  ".join(show(row) for show in COLUMNS.values()), flush=True)
+        rows.sort(key=lambda row: list(zoo.ALL).index(row["model"]))
         written = write_results("native", rows=rows, markdown=page(rows), directory=options.out)
     print("\n".join(figures(rows)))
     for path in written:
