@@ -6,7 +6,7 @@ schedule, which the plan then says; never worse than a planner that it asks.
 1. Every planner of the list that serves the problem proposes a schedule.
 2. Where a descent does well with the first runs in another order, the search goes on in that order, or in both.
 3. In rounds, the search takes the best schedule further by taking parts out and mending them another way, while the
-   proof looks at one more moment of the step on another core. Some searches begin anew, for a search can be caught: at
+   proof looks at more moments of the step on another core. Some searches begin anew, for a search can be caught: at
    plain training and down to the budget in strides, or by running again what the solution behind the proof does. The
    proof is about the given order; once the schedule is faster than that allows, about the order of the search.
 4. They end when the overhead is within `gap` of the proved bound, when a round has brought little, after as many as
@@ -33,7 +33,7 @@ from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
 from lowtide.plan.bounds.refine import Refiner
 from lowtide.plan.options import check_numbers
-from lowtide.plan.orders.sides import Sides, keeps_order
+from lowtide.plan.orders.sides import Sides, first_runs
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
@@ -84,6 +84,8 @@ _NEXT_TO_NOTHING = 0.05
 _LITTLE_GAP, _SMALL_GAP = 0.01, 0.025
 # How many rounds at least a proof that begins anew gets.
 _ANEW = 2
+# How often the proof may turn to another order.
+_MOST_CHANGES = 2
 # The work of one last search if the bound is near early.
 _POLISH = 1_200_000
 
@@ -142,7 +144,7 @@ class Auto(AbstractPlanner):
         work = _Work(self, problem, progress)
         work.ask_planners()
         if self.effort:
-            work.sides.look_around(self.starts, until=work.deadline(), progress=progress)
+            work.sides.look_around(until=work.deadline(), progress=progress)
         work.ask_late()
         if not work.sides.fits:
             work.offer_starts()
@@ -164,8 +166,9 @@ class _Work:
         self.started = time.perf_counter()
         self.sides = Sides(problem, seed=auto.seed)
         self.given = self.sides.view
-        # What the proof is about.
+        # What the proof is about, and how often that has changed.
         self.proved = self.given
+        self.changes = 0
         self.refiner: Refiner | None = None
         self.bound = 0.0
         growth = 1.0 if auto.effort > 1 else max(1.0, len(problem.graph.ops) / _SMALL)
@@ -188,7 +191,7 @@ class _Work:
     def offer_starts(self) -> None:
         """Take a schedule known already if it is better; not at first, for it would keep the search near it."""
         for schedule in self.auto.starts:
-            self.sides.offer(schedule, last=False)
+            self.sides.take(schedule)
 
     def ask_late(self) -> None:
         """Ask those that may still have an answer where the others have none, and no other order has either."""
@@ -218,8 +221,10 @@ class _Work:
                 changed = self._must_change_proof()
                 if changed:
                     self.proved, self.bound, self.refiner = self.sides.view, 0.0, None
+                    self.changes += 1
                     self.left.clear()
-                    last = number + _ANEW
+                    # While nothing fits, how far the search goes must not depend on the budget by way of the proof.
+                    last = number + _ANEW if self.sides.fits else last
                 # There are more of them as soon as something fits.
                 enough = self._num_rounds() if at_most is None else at_most
                 if self._is_done() or number >= max(enough, last) or self._has_stalled():
@@ -260,18 +265,22 @@ class _Work:
             return Proposal(best, impossible=self.impossible)
         overhead = self.sides.overhead
         met = overhead - self.bound <= _EQUAL
-        optimal = not best.num_recomputed or (met and self.proved is self.given and keeps_order(best))
-        return Proposal(best, bound=min(self.bound, overhead), optimal=optimal)
+        order = first_runs(best)
+        optimal = not best.num_recomputed or (met and order == self.given.order == self.proved.order)
+        # In an order of its own, and faster than any in the given one can be: nothing is proved about the likes of it.
+        unproved = order != self.proved.order and (met or self.proved is not self.given)
+        return Proposal(best, bound=0.0 if unproved else min(self.bound, overhead), optimal=optimal)
 
     def _must_change_proof(self) -> bool:
-        """Whether there is nothing left to prove about the given order, but there is about that of the search."""
-        if self.proved is not self.given:
+        """Whether there is nothing left to prove about the order so far, but there is about that of the search."""
+        if self.proved is self.given:
+            self.impossible |= math.isinf(self.bound)
+        if self.proved is self.sides.view or self.changes == _MOST_CHANGES:
             return False
-        self.impossible |= math.isinf(self.bound)
-        if self.sides.is_given:
-            return False
+        if self.proved is self.given and self.impossible:
+            return True
         met = self.sides.fits and self.sides.overhead - self.bound <= _EQUAL
-        return self.impossible or (met and not keeps_order(self.sides.schedule))
+        return met and first_runs(self.sides.schedule) != self.proved.order
 
     def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
         if start is _From.PROOF and hint:

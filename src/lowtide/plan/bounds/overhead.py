@@ -56,9 +56,9 @@ def overhead_bound(
         return _bound(problem, Proof(float("inf"), ()), started)
     deadline = float("inf") if seconds is None else started + seconds
     refiner = Refiner(problem)
-    for stage in range(max(1, round(2 * effort))):
+    for _ in range(max(1, round(2 * effort))):
         refiner.advance(Limits(seconds=deadline - time.perf_counter(), work=_WORK * effort, gap=_GAP))
-        progress(f"bound: {refiner.proof.bound:.2%} with {stage + 1} moments")
+        progress(f"bound: {refiner.proof.bound:.2%} with {len(refiner.proof.moments)} moments")
         if refiner.done or time.perf_counter() > deadline:
             break
     return _bound(problem, refiner.proof, started)

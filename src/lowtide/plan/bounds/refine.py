@@ -23,9 +23,10 @@ _CANDIDATES = 8
 _DISTANCE, _SPREAD = 4, 1 / 100
 # The least distance of further moments that are tried, from those of the proof and from each other, as such a share.
 _APART = 1 / 30
-# How many candidates are tried for each further moment, up to this number of ops; the more ops beyond it, the fewer.
-_TRIED = 5
+# The more ops beyond this number, the fewer candidates.
 _FEW_OPS = 500
+# How many candidates are tried at most for each further moment.
+_TRIED = 5
 # How many moments one stage adds at most, and by how much, as a share of the step, the relaxation must rise with each
 # but the first of them.
 _MOST_AT_ONCE = 3
@@ -112,12 +113,12 @@ class Refiner:
 
     @property
     def hint(self) -> frozenset[OpId]:
-        """The ops that run again in the solution behind the best proof, as far as one is known."""
+        """The ops that run again in the solution of the latest program that has one."""
         return frozenset() if self.proof.hint is None else frozenset().union(*self.proof.hint.rerun)
 
     @property
     def suggestion(self) -> Schedule | None:
-        """What the solution behind the best proof does, as a schedule, if one is known; it may not fit."""
+        """What that solution does, as a schedule, if there is one; it may not fit."""
         return None if self.proof.hint is None else schedule_of(self._problem.graph, self.proof.hint)
 
     def advance(self, limits: Limits) -> Proof:
@@ -131,10 +132,10 @@ class Refiner:
         latest = self._latest
         assert latest is not None, "there is at least one candidate"
         if latest is before:
-            self.done = not self._solve_together(limits, deadline)
+            self.done = not self._solve_together(limits, deadline) or self._is_enough(limits)
             return self.proof
         self._solve(latest, replace(limits, work=self._work(latest, limits)), deadline)
-        self._end(limits)
+        self.done = self._is_enough(limits)
         return self.proof
 
     def _begin(self, limits: Limits, deadline: float) -> None:
@@ -164,7 +165,7 @@ class Refiner:
                 if left <= 0 or time.perf_counter() > deadline or relaxed.answer.bound >= limits.enough:
                     break
             needed = _MUCH if number else _LITTLE
-            if best is None or best.answer.bound < latest.answer.bound + needed:
+            if best is None or best.answer.bound < min(limits.enough, latest.answer.bound + needed):
                 return
             self._latest = latest = best
             if left <= 0 or time.perf_counter() > deadline or latest.answer.bound >= limits.enough:
@@ -199,7 +200,7 @@ class Refiner:
         if simple.bound < limits.enough and simple.bound + max(_NEARLY, self._whole) >= self.proof.bound:
             answer = latest.cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter())))
             self._whole = max(self._whole, min(1.0, answer.bound) - simple.bound)
-        # A solution with fewer moments tells the search more than a rounded one.
+        # A solution with fewer moments tells the search more than the rounded one of a solver that ran out of work.
         hint = latest.cutter.hint(answer) or self.proof.hint or latest.cutter.hint(simple)
         bound = max(answer.bound, simple.bound)
         if bound > self.proof.bound:
@@ -219,11 +220,10 @@ class Refiner:
         together = self._relax(moments, deadline)
         work = None if limits.work is None else _WORK_TOGETHER * limits.work
         self._solve(together, replace(limits, work=work), deadline)
-        self._end(limits)
         return True
 
-    def _end(self, limits: Limits) -> None:
-        self.done = self.proof.bound >= limits.enough or self.proof.bound == float("inf")
+    def _is_enough(self, limits: Limits) -> bool:
+        return self.proof.bound >= limits.enough or self.proof.bound == float("inf")
 
 
 def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:

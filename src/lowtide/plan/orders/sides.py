@@ -78,19 +78,31 @@ class Sides:
         self._given.climb.offer(schedule, last=last)
         self._sides.sort(key=self._rank)
 
-    def look_around(self, starts: Sequence[Schedule], *, until: float, progress: Progress) -> None:
+    def take(self, schedule: Schedule) -> None:
+        """Take a legal schedule if it is better than the best so far, on a side of its order, for a search to go on."""
+        order = first_runs(schedule)
+        if order == self._given.view.order or not _is_complete(self._problem.graph, schedule):
+            self.offer(schedule, last=False)
+            return
+        side = next((side for side in self._sides if side.view.order == order), None)
+        if side is None:
+            self._sides.append(self._side(View.of(self._problem, order), (schedule,)))
+        else:
+            side.climb.offer(side.view.inward(schedule), last=False)
+        self._sides.sort(key=self._rank)
+
+    def look_around(self, *, until: float, progress: Progress) -> None:
         """Add the side of the best other order, if there is one that is not far behind.
 
-        Such orders are those in which ops wait, and that of the best of the schedules offered so far. If none of them
-        fits, `starts` are schedules at which the search may begin.
+        Such orders are those in which ops wait, and that of the best of the schedules offered so far.
         """
         graph = self._problem.graph
         if len(graph.ops) > _MOST_OPS:
             return
         own, given = self._given.climb.schedule, self._given.view.order
         found: list[_Side] = []
-        if _is_complete(graph, own) and _order(own) != given:
-            found.append(self._side(View.of(self._problem, _order(own)), (own,)))
+        if _is_complete(graph, own) and first_runs(own) != given:
+            found.append(self._side(View.of(self._problem, first_runs(own)), (own,)))
         views = [
             View.of(self._problem, order)
             for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True)))
@@ -106,18 +118,8 @@ class Sides:
             if any(descended) or self.fits or len(graph.ops) > _FEW_OPS:
                 break
         found += [self._side(view, own_ones) for view, own_ones in zip(views, descended, strict=True)]
-        if not self.fits and not any(side.climb.fits for side in found):
-            found += self._begin_at(starts)
         self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
-
-    def _begin_at(self, starts: Sequence[Schedule]) -> list[_Side]:
-        """Offer `starts` to the given side, and return the sides of their orders."""
-        for start in starts:
-            self.offer(start)
-        complete = [start for start in starts if _is_complete(self._problem.graph, start)]
-        orders = {_order(start): start for start in complete if _order(start) != self._given.view.order}
-        return [self._side(View.of(self._problem, order), (start,)) for order, start in orders.items()]
 
     def improve(
         self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), best: bool = False, until: float
@@ -169,19 +171,14 @@ def _go_low(view: View) -> list[Schedule]:
     return [view.outward(lowest(Facts(problem.graph, problem.costs), problem.budget_bytes)[0].schedule())]
 
 
-def keeps_order(schedule: Schedule) -> bool:
-    """Whether the first runs of `schedule` are in the given order."""
-    return all(op == place for place, op in enumerate(_order(schedule)))
-
-
-def _order(schedule: Schedule) -> tuple[OpId, ...]:
+def first_runs(schedule: Schedule) -> tuple[OpId, ...]:
     """Return the ops in the order of their first runs."""
     return tuple(dict.fromkeys(schedule.steps))
 
 
 def _is_complete(graph: Graph, schedule: Schedule) -> bool:
     """Whether `schedule` runs all ops of forward before any of backward."""
-    order = _order(schedule)
+    order = first_runs(schedule)
     return len(order) == len(graph.ops) and all(map(graph.is_forward, order[: graph.num_forward]))
 
 

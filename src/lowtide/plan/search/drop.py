@@ -139,7 +139,7 @@ class _Scorer:
         return events, relief / (self.ledger.gap_seconds[events] + facts.sliver)
 
     def _drop(self, event: Event, at_least: float) -> Drop | None:
-        """Return the better of remaking everything that the gap's value needs and keeping the small part of it."""
+        """Return the best of remaking all that the value needs, keeping the small part of that, and remaking early."""
         self.timeline.work += 10
         value, before = int(self.ledger.gap_value[event]), self.ledger.run_at(event)
         op = self.facts.producer[value]

@@ -13,8 +13,8 @@ from lowtide.plan.search.ledger import Run
 from lowtide.plan.search.timeline import Timeline
 from lowtide.schedule.steps import Schedule
 
+# The share of the repeated runs that is taken out at once, and about how many at most.
 _SHARES = (0.03, 0.05, 0.1, 0.2)
-# How many of them at most, about.
 _MOST_RUNS = 60
 # By how much slower than before a mended schedule may be at first, as a share of plain training: less and less.
 _WARMTH = 0.01
