@@ -159,3 +159,18 @@ def test_a_side_that_is_far_behind_gets_no_work(monkeypatch):
     for _ in range(4):
         sides.improve(1_000, until=float("inf"))
     assert len(set(map(id, searched))) == 1
+
+
+def test_known_schedules_in_another_order_get_a_side_of_it():
+    graph, costs = early_bird()
+    problem = Problem(graph, costs, 120)
+    order = delayed(graph, outputs=True)
+    known = Schedule(order, ())
+    verify(graph, known)
+    assert problem.fits(problem.price(known))
+    sides = Sides(problem, seed=0)
+    for _ in range(2):
+        sides.take(known)
+        assert (sides.fits, sides.is_given, sides.schedule) == (True, False, known)
+        assert sides.view.order == order
+        assert len(sides._sides) == 2
