@@ -1,13 +1,14 @@
 """Against what PyTorch offers, at equal measured peaks: its memory budget, and checkpointing of repeated blocks.
 
-A model is captured once, with measured costs. PyTorch's partitioner then divides the same joint graph at
-`torch._functorch.config.activation_memory_budget` from 0.05 to 0.95 (its elimination of common subexpressions is off,
-and random ops are saved, so that all run the same ops and give the same bits). Its graphs are run and their peak is
-measured; the order of their ops is a schedule, priced with the same costs. `torch.utils.checkpoint` (not reentrant) is
-put around every group of repeated blocks that does at least half of the forward work; eager training with it is
-measured, and its recomputation (each block from its inputs when backward first needs it, up to the last op that
-backward needs) is priced as a schedule. For each of these points, `auto` plans with the measured peak as its budget;
-where the simulation of the rival's schedule has four bytes more, one scalar, so has the budget.
+A model is captured with measured costs. PyTorch's partitioner divides the joint graph, in which no op writes over its
+input, at `torch._functorch.config.activation_memory_budget` from 0.05 to 0.95 (its elimination of common
+subexpressions is off, and random ops are saved, so that all run the same ops and give the same bits). Its graphs are
+run and their peak is measured; the order of their ops is a schedule, priced with the costs of these ops.
+`torch.utils.checkpoint` (not reentrant) is put around every group of repeated blocks that does at least half of the
+forward work; eager training with it is measured, and its recomputation (each block from its inputs when backward first
+needs it, up to the last op that backward needs) is priced as a schedule. For each of these points, `auto` plans the
+graph as lowtide runs it, with the measured peak as its budget; where the simulation of the rival's schedule has four
+bytes more, one scalar, so has the budget. Either overhead is a share of the unplanned step of its graph.
 
     python benchmarks/native.py --only gpt unet --ratios 0.2 0.5 0.8
 """
@@ -46,6 +47,7 @@ from common import (
     write_results,
 )
 from limits import Job, planned, run_jobs
+from lowtide.capture.overwrite import no_overwriting
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
@@ -213,8 +215,9 @@ def run_model(name: str, ratios: Sequence[float], path: Path) -> None:
     except ImportError as error:
         emit({"skipped": f"{entry.package} is not installed ({error})"})
         return
-    captured = capture(work)
-    write(captured.problem, path)
+    write(capture(work).problem, path)
+    with no_overwriting():
+        captured = capture(work)
     for rows in (budget_rows(captured, ratios), checkpoint_rows(work, captured.problem)):
         try:
             for row in rows:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lowtide.capture.overwrite import no_overwriting
 from lowtide.graph import samples
 from lowtide.plan.problem import Problem
 from lowtide.schedule.verify import verify
@@ -44,7 +45,8 @@ def small_gpt():
 
 @pytest.fixture(scope="module")
 def captured(small_gpt):
-    return capture(small_gpt)
+    with no_overwriting():
+        return capture(small_gpt)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Bounds against the true optimum, which brute force finds on tiny graphs."""
 
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,15 @@ import pytest
 
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
-from lowtide.plan.bounds import refine
+from lowtide.plan.bounds import cutting, refine
 from lowtide.plan.bounds.hints import schedule_of
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.overhead import overhead_bound
 from lowtide.plan.bounds.program import Limits, Program, Row
 from lowtide.plan.bounds.relaxation import Relaxation
+from lowtide.plan.bounds.reruns import Reruns
+from lowtide.plan.bounds.timeline import Timeline
+from lowtide.plan.bounds.window import Window
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.problem import Problem
 from lowtide.schedule.verify import verify
@@ -128,38 +132,129 @@ def test_a_wrong_bound_is_caught():
     assert caught > 5
 
 
-def test_moments_together_prove_no_more_than_is_true(monkeypatch):
-    """On tiny graphs all first runs are neighbours, and few are needy: both limits are lifted."""
+def test_refined_bounds_never_exceed_the_optimum(monkeypatch):
+    """On tiny graphs all first runs are neighbours, and few are needy: these limits are lifted."""
     monkeypatch.setattr(refine, "_DISTANCE", 1)
     monkeypatch.setattr(refine, "_APART", 0.0)
     monkeypatch.setattr(refine, "_NEEDY", 0.1)
-    used = 0
+    several = 0
     for seed, _, problem in cases(range(500)):
         optimum = optimum_of(problem)
         if optimum is None or least_peak_bytes(problem) > problem.budget_bytes:
             continue
         refiner = refine.Refiner(problem)
+        assert refiner.glance(seconds=60.0).bound <= optimum + 1e-5, seed
         for _ in range(3):
-            untried = bool(refiner._needy)
             refiner.advance(Limits(work=1.0, enough=optimum + 1.0))
             assert refiner.proof.bound <= optimum + ROUNDING, seed
-            used += untried and not refiner._needy
+            several += len(refiner.proof.moments) > 1
             if refiner.done:
                 break
-    assert used >= 20
+    assert several >= 3
 
 
-def test_moments_together_prove_more_where_memory_is_scarce():
+def scarce_graph(seed):
+    """Return a tiny graph whose second phase reads what the first made in any order; some ops need much themselves."""
+    rng = random.Random(seed)
+    depth = rng.randint(4, 5)
+    builder = GraphBuilder()
+    values = [builder.add_input("x", 10)]
+    for k in range(depth):
+        values += builder.add_op(f"f{k}", rng.sample(values[-2:], 1), [(f"y{k}", rng.randint(10, 30))], **scarce(rng))
+    builder.begin_backward()
+    reads = rng.sample(values[1:], depth)
+    last = values[-1]
+    for k, value in enumerate(reads):
+        (last,) = builder.add_op(f"b{k}", list(dict.fromkeys((last, value))), [(f"d{k}", 4)], seconds=1.0)
+    return builder.build(outputs=[last]), builder.costs()
+
+
+def scarce(rng):
+    return {"seconds": float(rng.randint(1, 9)), "workspace_bytes": rng.choice((0, 0, 20, 40))}
+
+
+def windows(seeds):
+    """Yield windows of tiny problems, with moments chosen by chance in an order of their own, and the optimum."""
+    for seed in seeds:
+        graph, costs = (random_graph if seed % 4 == 0 else scarce_graph)(seed)
+        peak = Problem(graph, costs, 1).baseline.peak_bytes
+        least = least_peak(graph, costs) if peak > 1 else peak
+        if least == peak:
+            continue
+        rng = random.Random(seed)
+        problem = Problem(graph, costs, rng.randint(least, least + (peak - least) // 2))
+        optimum = optimum_of(problem)
+        moments = rng.sample(range(len(graph.ops)), rng.randint(1, len(graph.ops)))
+        yield seed, Timeline.of(problem), moments, optimum
+
+
+@pytest.mark.parametrize("again", [0, 12])
+def test_windows_of_many_moments_prove_no_more_than_is_true(monkeypatch, again):
+    monkeypatch.setattr(cutting, "_AGAIN_PER_ROUND", again)
+    ranged = runs = 0
+    for seed, timeline, moments, optimum in windows(range(400)):
+        cutter = cutting.Cutter(Window(timeline, moments))
+        assert cutter.relax().bound <= optimum + 1e-5, seed
+        assert cutter.solve(Limits(work=1.0)).bound <= optimum + ROUNDING, seed
+        ranged += len(cutter.window._ranges()) > 1
+        runs += bool(cutter.again)
+    assert ranged > 50
+    assert (runs > 5) == bool(again)
+
+
+def relaxed_bounds(timeline, moments):
+    """Return the bounds of relaxations with ever more of the moments."""
+    return [cutting.Cutter(Window(timeline, moments[:count])).relax().bound for count in range(1, len(moments) + 1)]
+
+
+def test_a_further_moment_never_weakens_a_relaxation(monkeypatch):
+    """Of the rows of repeated runs this is not true: the time in which one happens is divided, too."""
+    monkeypatch.setattr(cutting, "_AGAIN_PER_ROUND", 0)
+    for seed, timeline, moments, _ in windows(range(200)):
+        bounds = relaxed_bounds(timeline, moments)
+        assert all(after >= before - 1e-5 for before, after in pairwise(bounds)), seed
+
+
+def test_ranges_of_intervals_make_relaxations_stronger(monkeypatch):
+    monkeypatch.setattr(cutting, "_AGAIN_PER_ROUND", 0)
     graph, costs = samples.transformer(4)
     problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes // 4)
+    moments = random.Random(0).sample(range(graph.num_forward, len(graph.ops)), 6)
+    strong = relaxed_bounds(Timeline.of(problem), moments)[-1]
+    monkeypatch.setattr(Window, "_ranges", lambda window: [])
+    assert strong > relaxed_bounds(Timeline.of(problem), moments)[-1] + 0.02
+
+
+def needy_run():
+    """Return a problem in which running the quick op again needs more than there is, and the moment that decides."""
+    builder = GraphBuilder()
+    x = builder.add_input("x", 1)
+    (quick,) = builder.add_op("quick", [x], [("a", 30)], seconds=1.0, workspace_bytes=45)
+    (slow,) = builder.add_op("slow", [x], [("b", 30)], seconds=9.0)
+    (small,) = builder.add_op("use", [quick], [("c", 4)])
+    (tight,) = builder.add_op("tight", [small], [("d", 4)], workspace_bytes=50)
+    (end,) = builder.add_op("first", [tight, quick], [("e", 4)])
+    (end,) = builder.add_op("second", [end, slow], [("f", 4)])
+    return Problem(builder.build(outputs=[end]), builder.costs(), 100), 3
+
+
+def test_rows_of_repeated_runs_prove_more_where_an_op_needs_much(monkeypatch):
+    problem, moment = needy_run()
     bounds = []
-    for needy in (True, False):
-        refiner = refine.Refiner(problem)
-        refiner._needy = refiner._needy if needy else []
-        for _ in range(3):
-            refiner.advance(Limits(work=0.5, enough=3.0))
-        bounds.append(refiner.proof.bound)
-    assert bounds[0] > bounds[1] + 0.05
+    for again in (0, 12):
+        monkeypatch.setattr(cutting, "_AGAIN_PER_ROUND", again)
+        bounds.append(cutting.Cutter(Window(Timeline.of(problem), [moment])).solve(Limits()).bound)
+    assert bounds == pytest.approx([1 / 14, 9 / 14], abs=1e-5)
+    assert optimum_of(problem) == pytest.approx(9 / 14)
+
+
+def test_a_wrong_row_of_repeated_runs_is_caught(monkeypatch):
+    """Rows that also count what is alive at some time only exceed the optimum."""
+    monkeypatch.setattr(Reruns, "_through", lambda rows, run: np.ones(len(rows._value), dtype=bool))
+    caught = 0
+    for _, timeline, moments, optimum in windows(range(300)):
+        caught += cutting.Cutter(Window(timeline, moments)).solve(Limits(work=1.0)).bound > optimum + 1e-3
+    assert caught > 3
 
 
 def random_program(rng):

@@ -103,7 +103,7 @@ def test_both_sides_keep_the_best_of_what_they_were_offered(data):
     sides = Sides(problem, seed=0)
     offered = data.draw(schedules(graph))
     sides.offer(offered)
-    sides.look_around(until=float("inf"), progress=silent)
+    sides.look_around(given=False, until=float("inf"), progress=silent)
     late = data.draw(schedules(graph))
     sides.offer(late)
     for schedule in (offered, late):
@@ -137,7 +137,7 @@ def test_a_schedule_that_comes_late_counts_at_once(monkeypatch):
     monkeypatch.setattr(module, "descents", lambda facts, limit: [])
     monkeypatch.setattr(module, "lowest", lambda facts, limit: (Timeline(facts), 0))
     sides = Sides(problem, seed=0)
-    sides.look_around(until=float("inf"), progress=silent)
+    sides.look_around(given=False, until=float("inf"), progress=silent)
     assert (sides.fits, sides.is_given, sides.peak_bytes) == (False, False, 211)
     late = Schedule((0, 1, 2, 3, 4, 2, 1, 5), ())
     verify(problem.graph, late)
@@ -149,7 +149,7 @@ def test_a_side_that_is_far_behind_gets_no_work(monkeypatch):
     graph, costs = early_bird()
     problem = Problem(graph, costs, 120)
     sides = Sides(problem, seed=0)
-    sides.look_around(until=float("inf"), progress=silent)
+    sides.look_around(given=False, until=float("inf"), progress=silent)
     assert sides.fits
     assert not sides.is_given
     assert list(first_runs(sides.schedule)) != sorted(first_runs(sides.schedule))

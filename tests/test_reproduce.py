@@ -145,7 +145,7 @@ KINDS = {
     "aten.add.Tensor": "Add",
     "aten.avg_pool2d.default": "AveragePooling2D",
     "aten.mean.dim": "AveragePooling2D",
-    "aten.upsample_bilinear2d.vec": "ResizeImages",
+    "aten.upsample_bilinear2d.default": "ResizeImages",
 }
 SCALAR_BYTES = 8
 

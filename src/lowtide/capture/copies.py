@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.alias import is_hidden_view, storage_bytes, storage_key, tensors_in
-from lowtide.capture.program import is_getitem, is_mutable, output_node
+from lowtide.capture.program import may_write, output_node
 
 _CLONE = torch.ops.aten.clone.default
 
@@ -43,7 +43,7 @@ class _Storages:
                 self._join(storage_key(node.meta["val"]), storage_key(node.all_input_nodes[0].meta["val"]))
             if node.op in ("placeholder", "get_attr"):
                 exposed.add(node)
-            if _may_write(node):
+            if may_write(node):
                 exposed.update((node, *node.all_input_nodes))
         self._exposed = set(map(self._find, _keys(exposed)))
 
@@ -80,12 +80,6 @@ def _keys(nodes: Iterable[fx.Node]) -> set[int]:
 
 def _is_strided(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided
-
-
-def _may_write(node: fx.Node) -> bool:
-    """Whether `node` may write into what it reads: its schema says so, or it has none."""
-    known = isinstance(node.target, torch._ops.OpOverload) or is_getitem(node)
-    return node.op not in ("placeholder", "get_attr", "output") and (is_mutable(node) or not known)
 
 
 def _is_same(copied: torch.Tensor, original: torch.Tensor) -> bool:

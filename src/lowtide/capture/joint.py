@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,8 @@ from lowtide.capture import pins
 from lowtide.capture.alias import storage_bytes, storage_key, tensors_in, view_base
 from lowtide.capture.copies import drop_copies
 from lowtide.capture.normalise import normalise
-from lowtide.capture.program import Program, is_getitem, is_mutable, is_tangent, output_node
+from lowtide.capture.overwrite import find_tails
+from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_tangent, output_node
 from lowtide.capture.split import split_convolutions
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
@@ -29,7 +30,13 @@ _ITEM = re.compile(r"\.?(?:__dict__\['_modules'\]|_modules)\['(?P<name>[^']+)'\]
 _SCATTERS = {"slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"}
 
 
-def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters: Sequence[int]) -> Program:
+def make_program(
+    module: fx.GraphModule,
+    *,
+    num_forward_outputs: int,
+    parameters: Sequence[int],
+    like: Program | None = None,
+) -> Program:
     """Return the `Program` of a joint graph, which it takes over and normalises in place.
 
     Tangents that nothing reads are taken not to come.
@@ -38,6 +45,7 @@ def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters
         module: The joint graph; every node carries its fake tensor in `meta["val"]`.
         num_forward_outputs: How many of its outputs belong to forward.
         parameters: Positions of the inputs that live as long as the model.
+        like: A program of the same forward graph, whose forward ops and values this one shall have.
     """
     _refuse_symbols(module)
     normalise(module)
@@ -45,14 +53,24 @@ def make_program(module: fx.GraphModule, *, num_forward_outputs: int, parameters
     split_convolutions(module)
     if _has_tokens(module):
         parameters = ()  # positions count from behind the tokens that order effects, and gradients do not
-    return _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
+    program = _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
+    tails = find_tails(program, like)
+    return _Folder(module, num_forward_outputs, frozenset(parameters), tails).fold() if tails else program
 
 
 class _Folder:
     """Walks the joint graph once and collects ops and values; used by `make_program` alone."""
 
-    def __init__(self, module: fx.GraphModule, num_forward_outputs: int, parameters: frozenset[int]) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        num_forward_outputs: int,
+        parameters: frozenset[int],
+        tails: Mapping[fx.Node, tuple[Tail, ...]] | None = None,
+    ) -> None:
         self.module = module
+        self.tails_of = tails or {}
+        self.is_tail = {tail.node for group in self.tails_of.values() for tail in group}
         self.num_forward_outputs = num_forward_outputs
         self.parameters = parameters
         self.device = _device_of(module)
@@ -64,6 +82,7 @@ class _Folder:
         self.ops: list[Op] = []
         self.calls: list[fx.Node | None] = []
         self.replays: dict[OpId, Any] = {}
+        self.tails: dict[OpId, tuple[Tail, ...]] = {}
 
     def fold(self) -> Program:
         forward, backward = _phases(self.module, self.outputs[: self.num_forward_outputs])
@@ -84,6 +103,7 @@ class _Folder:
             owners=tuple(self.owners),
             values=self.value_of,
             replays=self.replays,
+            tails=self.tails,
             parameters=self.parameters,
         )
 
@@ -106,6 +126,8 @@ class _Folder:
         self.ops.append(Op("tangents", "lowtide.tangents", (), outputs, pinned="gradients arrive once"))
 
     def _add(self, node: fx.Node, kind: str) -> None:
+        if node in self.is_tail:
+            return
         base = view_base(node)
         if base is not None:
             self.value_of[node] = self.value_of[base]
@@ -121,8 +143,13 @@ class _Folder:
 
     def _add_op(self, node: fx.Node, kind: str, results: Sequence[torch.Tensor]) -> None:
         op_id = len(self.ops)
-        inputs = tuple(dict.fromkeys(self.value_of[n] for n in node.all_input_nodes if n in self.value_of))
+        inputs = dict.fromkeys(self.value_of[n] for n in node.all_input_nodes if n in self.value_of)
         outputs, once = self._add_results(node, op_id, kind, results)
+        tails = self.tails_of.get(node, ())
+        for tail in tails:
+            inputs.update(dict.fromkeys(self._add_tail(tail)))
+        if tails:
+            self.tails[op_id] = tails
         changed = {n for n in node.all_input_nodes if self.value_of.get(n) in self.changed_values}
         replay = pins.replay_call(node)
         if replay is not None:
@@ -132,8 +159,8 @@ class _Folder:
         self.ops.append(
             Op(
                 name=node.name,
-                target=str(node.target),
-                inputs=inputs,
+                target="+".join(str(each.target) for each in (node, *(tail.node for tail in tails))),
+                inputs=tuple(inputs),
                 outputs=outputs,
                 module=_module_path(node),
                 source=_source_line(node),
@@ -143,6 +170,23 @@ class _Folder:
                 first_run_only=once,
             )
         )
+
+    def _add_tail(self, tail: Tail) -> list[ValueId]:
+        """Let the result of `tail` be the value that it writes over; return the other values that it reads."""
+        value = self._value_at(tail.over)
+        self.value_of[tail.node] = value
+        self.owners[value] = tail.node
+        self.values[value] = replace(self.values[value], name=tail.node.name)
+        read = [self._value_at(source) for source in tail.node.all_input_nodes]
+        return [each for each in read if each != value]
+
+    def _value_at(self, node: fx.Node) -> ValueId:
+        """Return the value of `node`, which may be a view of one that is met only later."""
+        while node not in self.value_of:
+            base = view_base(node) or node.args[0]
+            assert isinstance(base, fx.Node)
+            node = base
+        return self.value_of[node]
 
     def _add_results(
         self, node: fx.Node, op_id: OpId, kind: str, results: Sequence[torch.Tensor]

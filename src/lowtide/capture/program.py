@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,9 +10,21 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.capture.sequence import Call, Made, in_sequence
 from lowtide.graph.ir import Graph, OpId, ValueId
 
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A call that writes its result over an argument; see `capture.overwrite`.
+
+    Attributes:
+        node: The call in the joint graph, where it makes a new tensor.
+        over: The argument.
+    """
+
+    node: fx.Node
+    over: fx.Node
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,7 @@ class Program:
         owners: For every value the fx node that holds its storage first.
         values: For every fx node that is a tensor, the value whose storage it is or views.
         replays: For ops whose recomputation differs from their first run, what to call instead.
+        tails: For ops of several calls, those behind the first, which write over what it made.
         parameters: Positions of the inputs that live as long as the model.
     """
 
@@ -39,6 +52,7 @@ class Program:
     owners: tuple[fx.Node, ...]
     values: Mapping[fx.Node, ValueId]
     replays: Mapping[OpId, Call]
+    tails: Mapping[OpId, tuple[Tail, ...]]
     parameters: frozenset[int]
 
     @cached_property
@@ -86,21 +100,43 @@ class Program:
         node = self.calls[op]
         if node is None or getattr(node.target, "_opname", "").startswith("_assert"):
             return None
-        return _with_values((node.target, node.args, node.kwargs))  # type: ignore[arg-type]
+        return self._whole(op, (node.target, node.args, node.kwargs))  # type: ignore[arg-type]
 
     def replay_call(self, op: OpId) -> Call | None:
         """Return the same as `call`, for a recomputation of `op`."""
-        return _with_values(self.replays[op]) if op in self.replays else self.call(op)
+        return self._whole(op, self.replays[op]) if op in self.replays else self.call(op)
 
     def reads(self, op: OpId, *, replay: bool) -> Iterator[fx.Node]:
         """Yield the fx nodes that a first run or a recomputation of `op` reads."""
         node = self.calls[op]
         if node is None:
-            return iter(())
+            return
         if replay and op in self.replays:
             _, args, kwargs = self.replays[op]
-            return iter(nodes_in((args, kwargs)))
-        return iter(node.all_input_nodes)
+            yield from nodes_in((args, kwargs))
+        else:
+            yield from node.all_input_nodes
+        made = self.graph.ops[op].outputs
+        for tail in self.tails.get(op, ()):
+            yield from (source for source in tail.node.all_input_nodes if self.values.get(source) not in made)
+
+    def _whole(self, op: OpId, call: Call) -> Call:
+        """Return `call`, the first one of `op`, and those of its tails as one, with fake tensors in place of nodes."""
+        tails = self.tails.get(op, ())
+        if not tails:
+            return _with_values(call)
+        made = self.graph.ops[op].outputs
+        users = self.calls[op].users  # type: ignore[union-attr]
+        index = {self.values[item]: item.args[1] for item in users if is_getitem(item) and item in self.values}
+
+        def stand_in(source: fx.Node) -> Any:
+            fake, value = source.meta.get("val"), self.values.get(source)
+            return Made(index.get(value), fake) if value in made else fake
+
+        rest = [
+            (tail.node.target, *fx.node.map_arg((tail.node.args, dict(tail.node.kwargs)), stand_in)) for tail in tails
+        ]
+        return in_sequence, (_with_values(call), *rest), {}
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -116,6 +152,12 @@ def is_getitem(node: fx.Node) -> bool:
 def is_mutable(node: fx.Node) -> bool:
     """Whether `node` says that it writes into one of its arguments."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
+
+
+def may_write(node: fx.Node) -> bool:
+    """Whether `node` may write into what it reads: its schema says so, or it has none."""
+    known = isinstance(node.target, torch._ops.OpOverload) or is_getitem(node)
+    return node.op not in ("placeholder", "get_attr", "output") and (is_mutable(node) or not known)
 
 
 def output_node(module: fx.GraphModule) -> fx.Node:

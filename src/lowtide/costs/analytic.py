@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import flop_registry
 
+from lowtide.capture.sequence import one_by_one
 from lowtide.costs.devices import DeviceFigures, device_figures
 from lowtide.costs.op import Call, Calls, OpCost, signature, tensors_in
 from lowtide.graph.costs import Costs
@@ -65,7 +66,12 @@ def analytic_costs(program: Calls, device: str = "cpu") -> Costs:
 
 
 def estimate(call: Call, figures: DeviceFigures) -> OpCost:
-    """Return the estimated cost of one call on a device with these figures."""
+    """Return the estimated cost of one call, or several that are one op, on a device with these figures."""
+    costs = [_estimate_one(one, figures) for one in one_by_one(call)]
+    return OpCost(sum(cost.seconds for cost in costs), max(cost.workspace_bytes for cost in costs))
+
+
+def _estimate_one(call: Call, figures: DeviceFigures) -> OpCost:
     result = _fake_result(call)
     inputs, results = list(tensors_in(call[1:])), list(tensors_in(result))
     moved = sum(map(_nbytes, inputs)) + sum(map(_nbytes, results))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lowtide.capture.sequence import in_sequence
 from lowtide.costs.op import Call
 from lowtide.errors import MeasureError
 
@@ -31,6 +32,12 @@ def materialize(call: Call) -> Call:
     An argument given twice is made once. Views of one storage become tensors of their own, no larger than the view.
     """
     made: dict[int, torch.Tensor] = {}
+    if call[0] is not in_sequence:
+        return _real_call(call, made)
+    return in_sequence, tuple(_real_call(one, made) for one in call[1]), {}
+
+
+def _real_call(call: Call, made: dict[int, torch.Tensor]) -> Call:
     target, args, kwargs = call
     return target, _with_true_dtypes(target, _real(tuple(args), made)), _real(dict(kwargs), made)
 

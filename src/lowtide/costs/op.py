@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+from lowtide.capture.sequence import Call, Made
 from lowtide.graph.ir import Graph, OpId
 
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 Progress = Callable[[str], None]
 
 
@@ -89,6 +89,10 @@ def _text(arg: Any) -> str:
         return str(arg)
     if arg is None or isinstance(arg, bool | int | float | complex | str | torch.device):
         return repr(arg)
+    if isinstance(arg, Made):
+        return f"made {arg.index} as {_tensor_text(arg.fake)}"
+    if isinstance(arg, torch._ops.OpOverload):
+        return target_name(arg)
     if isinstance(arg, torch.dtype | torch.layout | torch.memory_format):
         return str(arg).removeprefix("torch.")
     return f"<{type(arg).__qualname__}>"

@@ -18,7 +18,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.capture.program import Program, is_getitem
+from lowtide.capture.program import Program, Tail, is_getitem
+from lowtide.capture.sequence import written_over
 from lowtide.graph.ir import OpId, ValueId
 from lowtide.lower.accumulate import hand_over, open_ledger
 from lowtide.lower.rng import replay_random, take_rng_state
@@ -127,6 +128,8 @@ class _Emitter:
         for item in self.program.owned.get(node, ()):
             if not again or self.program.values[item] not in self.program.graph.ops[op].first_run_only:
                 self._present[item] = self._copy(item, item.target, (made, item.args[1]), {}, again=again)
+        for tail in self.program.tails.get(op, ()):
+            self._present[tail.node] = self._emit_over(tail, again=again)
 
     def resolve(self, node: fx.Node) -> fx.Node:
         """Return the present tensor of the joint graph's `node`, emitting views of it where they are not there."""
@@ -173,6 +176,12 @@ class _Emitter:
             args = (target, self.states[op], self.program.device, *args)
             target = replay_random
         return self._copy(node, target, args, kwargs, again=True)
+
+    def _emit_over(self, tail: Tail, *, again: bool) -> fx.Node:
+        node = tail.node
+        args, kwargs = self._arguments(node.args, node.kwargs)
+        target, args, kwargs = written_over((node.target, args, kwargs), self.resolve(tail.over))  # type: ignore[arg-type]
+        return self._copy(node, target, args, kwargs, again=again)
 
     def _emit_view(self, node: fx.Node) -> None:
         args, kwargs = self._arguments(node.args, node.kwargs)

@@ -70,8 +70,7 @@ def tensors_at_peak(plan: Plan) -> tuple[AliveTensor, ...]:
 
 def short_target(target: str) -> str:
     """Return what an op is called without its library and overload: "relu" for "aten.relu.default"."""
-    parts = target.split(".")
-    return parts[1] if len(parts) == 3 else target
+    return "+".join(parts[1] if len(parts := one.split(".")) == 3 else one for one in target.split("+"))
 
 
 class _Reader:

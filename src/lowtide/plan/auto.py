@@ -32,14 +32,13 @@ from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
 from lowtide.plan.bounds.refine import Refiner
+from lowtide.plan.claims import EQUAL, Claims
 from lowtide.plan.options import check_numbers
 from lowtide.plan.orders.sides import Sides, first_runs
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
-# Overheads this close count as equal: the proof rounds each op's cost down to a millionth of the step.
-_EQUAL = 1e-5
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
@@ -50,6 +49,10 @@ _LARGE = 4_000
 _MEDIUM, _MANY = 300, 1_000
 # From this number of ops on, the gap that is close enough grows with it, for so does the time of a round.
 _SMALL = 500
+
+
+# The planner that begins with plain descents, and looks for the least memory where these do not reach the budget.
+_DESCENT = "greedy"
 
 
 class _From(Enum):
@@ -82,12 +85,21 @@ _DEAR = 0.6
 _NEXT_TO_NOTHING = 0.05
 # A gap that is not worth a third round, or a second if rounds take long; and one that is not worth a third then.
 _LITTLE_GAP, _SMALL_GAP = 0.01, 0.025
+# The share of its overhead by which a search must have lowered it to be gone on with at once.
+_RISING = 0.1
 # How many rounds at least a proof that begins anew gets.
 _ANEW = 2
+# The share of the best overhead, before the search, that the bound of the given order must at least be for the proof to
+# turn to the order of the best schedule where the given one is far behind.
+_NEARLY = 0.85
 # How often the proof may turn to another order.
-_MOST_CHANGES = 2
-# The work of one last search if the bound is near early.
+_MOST_TURNS = 2
+# The work of one last search, how many there are at most, and the share of the gap that one must close for another.
 _POLISH = 1_200_000
+_MOST_POLISH = 6
+_WORTH = 0.03
+# A gap with which a last search that has closed less is forgiven once.
+_FAR = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +156,7 @@ class Auto(AbstractPlanner):
         work = _Work(self, problem, progress)
         work.ask_planners()
         if self.effort:
-            work.sides.look_around(until=work.deadline(), progress=progress)
+            work.sides.look_around(given=work.descends_late, until=work.deadline(), progress=progress)
         work.ask_late()
         if not work.sides.fits:
             work.offer_starts()
@@ -165,15 +177,12 @@ class _Work:
         self.auto, self.problem, self.progress = auto, problem, progress
         self.started = time.perf_counter()
         self.sides = Sides(problem, seed=auto.seed)
-        self.given = self.sides.view
-        # What the proof is about, and how often that has changed.
-        self.proved = self.given
-        self.changes = 0
+        self.claims = Claims(self.sides.view, impossible=least_peak_bytes(problem) > problem.budget_bytes)
         self.refiner: Refiner | None = None
-        self.bound = 0.0
         growth = 1.0 if auto.effort > 1 else max(1.0, len(problem.graph.ops) / _SMALL)
         self.gap = auto.gap * growth
-        self.impossible = least_peak_bytes(problem) > problem.budget_bytes
+        # Whether the last search went on from the best schedule and found a much better one: then so does the next.
+        self.rises = False
         # The gap left after each round with this proof.
         self.left: list[float] = []
 
@@ -185,8 +194,13 @@ class _Work:
         left_out = self.auto.slow if num_ops > _LARGE else frozenset()
         late = self.auto.late if num_ops > _MEDIUM else frozenset()
         for name in self.auto.planners:
-            if name not in left_out | late:
+            if name not in left_out | late and not (name == _DESCENT and self.descends_late):
                 self._ask(name)
+
+    @property
+    def descends_late(self) -> bool:
+        """Whether plain descents in all orders come before that planner of the list which goes on from its own."""
+        return self.auto.effort > 0 and _DESCENT in self.auto.planners and len(self.problem.graph.ops) > _MEDIUM
 
     def offer_starts(self) -> None:
         """Take a schedule known already if it is better; not at first, for it would keep the search near it."""
@@ -195,6 +209,9 @@ class _Work:
 
     def ask_late(self) -> None:
         """Ask those that may still have an answer where the others have none, and no other order has either."""
+        if self.descends_late and not self.sides.fits:
+            self.progress("auto: descending as low as possible")
+            self.sides.go_low()
         for name in self.auto.planners:
             if name in self.auto.late and _MEDIUM < len(self.problem.graph.ops) <= _MANY and not self.sides.fits:
                 self._ask(name, last=False)
@@ -208,7 +225,7 @@ class _Work:
         verify(self.problem.graph, proposal.schedule)
         self.sides.offer(proposal.schedule, last=last)
         if proposal.bound is not None:
-            self.bound = max(self.bound, proposal.bound)
+            self.claims.note(proposal.bound)
 
     def run_rounds(self, at_most: int | None = None) -> None:
         """Improve the schedule and the bound until they are close enough or the effort is spent.
@@ -216,13 +233,12 @@ class _Work:
         There are `at_most` rounds, but always some for a proof that begins anew.
         """
         last = 0
+        if at_most is None:
+            self._glance()
         with ThreadPoolExecutor(max_workers=1) as other_core:
             for number in count():
-                changed = self._must_change_proof()
-                if changed:
-                    self.proved, self.bound, self.refiner = self.sides.view, 0.0, None
-                    self.changes += 1
-                    self.left.clear()
+                if self._must_turn():
+                    self._turn()
                     # While nothing fits, how far the search goes must not depend on the budget by way of the proof.
                     last = number + _ANEW if self.sides.fits else last
                 # There are more of them as soon as something fits.
@@ -230,69 +246,93 @@ class _Work:
                 if self._is_done() or number >= max(enough, last) or self._has_stalled():
                     return
                 # That nothing fits is only said of the given order.
-                worth_proving = self.sides.fits or self.proved is self.given
+                worth_proving = self.sides.fits or self.claims.is_about_given
                 if self.refiner is None and worth_proving and len(self.problem.graph.ops) <= _MOST_OPS:
-                    self.refiner = Refiner(self.proved.problem)
+                    self.refiner = Refiner(self.claims.about.problem)
                 refiner = self.refiner
                 planned = _ROUNDS[number % len(_ROUNDS)]
                 scale = max(1.0, self.auto.effort / 4)
                 # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
                 proof = (planned.proof if self.sides.fits else _LITTLE) * scale
                 limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
-                hint = () if refiner is None else self.proved.ops_outward(refiner.hint)
+                hint = () if refiner is None else self.claims.about.ops_outward(refiner.hint)
                 proving = None if refiner is None or refiner.done else other_core.submit(refiner.advance, limits)
-                for start, work in planned.searches:
+                for start, work in self._searches(planned):
                     # The last planner of the list has looked for less memory already.
                     self._search(start, int(work * scale if self.sides.fits else _LITTLE * work * scale), hint)
                 if refiner is not None and proving is not None:
-                    self.bound = max(self.bound, proving.result().bound)
+                    self.claims.note(proving.result().bound)
                     self._follow(refiner)
                 if self.sides.fits:
-                    self.left.append(self.sides.overhead - self.bound)
+                    self.left.append(self.sides.overhead - self.claims.latest)
                 self._report()
 
+    def _glance(self) -> None:
+        """Let the proof be about the order of the best schedule if the given one is behind and seems to stay there."""
+        behind = self.sides.given_is_behind and not self.claims.impossible
+        if behind and len(self.problem.graph.ops) <= _MOST_OPS:
+            self.refiner = Refiner(self.claims.about.problem)
+            self.claims.note(self.refiner.glance(seconds=self._seconds_left()).bound)
+            if self.claims.latest >= _NEARLY * self.sides.overhead:
+                self._turn()
+
+    def _turn(self) -> None:
+        """Let the proof be about the order of the best schedule from now on."""
+        self.claims.turn(self.sides.view)
+        self.refiner = None
+        self.left.clear()
+
     def polish(self) -> None:
-        """Search a little more if the rounds ended early: that does not mean that nothing better is to be had."""
-        met = self.sides.overhead - self.bound <= _EQUAL
-        early = self._is_done() or self._has_stalled()
-        if self.sides.fits and early and not met and time.perf_counter() < self.deadline():
+        """Search on where the best schedule is, as long as that brings much: the rounds need not have ended there."""
+        failures = 0
+        for _ in range(_MOST_POLISH):
+            before = self.sides.overhead
+            left = before - self.claims.latest
+            if not self.sides.fits or left <= EQUAL or time.perf_counter() >= self.deadline():
+                return
             self.sides.improve(int(_POLISH * min(1.0, self.auto.effort)), best=True, until=self.deadline())
+            failures += before - self.sides.overhead < _WORTH * left
+            if failures > (left > _FAR) or left <= max(self.gap, _LITTLE_GAP):
+                return
 
     def proposal(self) -> Proposal:
         """Return the answer."""
         best = self.sides.schedule
         if not self.sides.fits:
-            return Proposal(best, impossible=self.impossible)
-        overhead = self.sides.overhead
-        met = overhead - self.bound <= _EQUAL
-        order = first_runs(best)
-        optimal = not best.num_recomputed or (met and order == self.given.order == self.proved.order)
-        # In an order of its own, and faster than any in the given one can be: nothing is proved about the likes of it.
-        unproved = order != self.proved.order and (met or self.proved is not self.given)
-        return Proposal(best, bound=0.0 if unproved else min(self.bound, overhead), optimal=optimal)
+            return Proposal(best, impossible=self.claims.impossible)
+        overhead, order = self.sides.overhead, first_runs(best)
+        optimal = not best.num_recomputed or self.claims.is_optimal(order, overhead)
+        return Proposal(best, bound=self.claims.bound(order, overhead), optimal=optimal)
 
-    def _must_change_proof(self) -> bool:
+    def _must_turn(self) -> bool:
         """Whether there is nothing left to prove about the order so far, but there is about that of the search."""
-        if self.proved is self.given:
-            self.impossible |= math.isinf(self.bound)
-        if self.proved is self.sides.view or self.changes == _MOST_CHANGES:
+        if self.claims.about is self.sides.view or self.claims.num_turns == _MOST_TURNS:
             return False
-        if self.proved is self.given and self.impossible:
-            return True
-        met = self.sides.fits and self.sides.overhead - self.bound <= _EQUAL
-        return met and first_runs(self.sides.schedule) != self.proved.order
+        overhead = self.sides.overhead if self.sides.fits else math.inf
+        met = self.claims.is_about_given or overhead - self.claims.latest <= EQUAL
+        return met and self.claims.beats_given(overhead)
+
+    def _searches(self, planned: _Round) -> list[tuple[_From, int]]:
+        """Return the searches of a round; to begin at plain training takes long in large graphs and wins rarely."""
+        large = self.auto.effort <= 1 and len(self.problem.graph.ops) > _MANY
+        return [(start, work) for start, work in planned.searches if not (large and start is _From.PLAIN)]
 
     def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
-        if start is _From.PROOF and hint:
+        before = self.sides.overhead if self.sides.fits else math.inf
+        if self.rises:
+            self.sides.improve(work, best=True, until=self.deadline())
+        elif start is _From.PROOF and hint:
             self.sides.improve(work, hint=hint, until=self.deadline())
         else:
             self.sides.improve(work, anew=start is not _From.BEST, until=self.deadline())
+        onward = self.rises or start is _From.BEST
+        self.rises = onward and math.inf > before > (1 + _RISING) * self.sides.overhead
 
     def _follow(self, refiner: Refiner) -> None:
         """Take what the solution behind the proof does, mended: where few moments decide, it is close to the best."""
         suggestion = refiner.suggestion
         if suggestion is not None and self.sides.fits and time.perf_counter() < self.deadline():
-            self.sides.mend(self.proved, suggestion)
+            self.sides.mend(self.claims.about, suggestion)
 
     def _num_rounds(self) -> int:
         if self.auto.effort <= 1 and not self.sides.fits:
@@ -329,8 +369,8 @@ class _Work:
         return max(0.1, self.deadline() - time.perf_counter())
 
     def _is_done(self) -> bool:
-        close = self.sides.fits and self.sides.overhead - self.bound <= max(self.gap, _EQUAL)
-        hopeless = math.isinf(self.bound) or (self.impossible and self.proved is self.given)
+        close = self.sides.fits and self.sides.overhead - self.claims.latest <= max(self.gap, EQUAL)
+        hopeless = math.isinf(self.claims.latest) or (self.claims.impossible and self.claims.is_about_given)
         return close or hopeless or time.perf_counter() > self.deadline()
 
     def _report(self) -> None:
@@ -338,7 +378,8 @@ class _Work:
         if not self.sides.fits:
             self.progress(f"auto: nothing fits yet, least peak {self.sides.peak_bytes} bytes, {seconds:.1f} s")
             return
-        best, bound = self.sides.overhead, min(self.bound, self.sides.overhead)
+        best = self.sides.overhead
+        bound = self.claims.bound(first_runs(self.sides.schedule), best)
         self.progress(
             f"auto: best overhead {best:.2%}, bound {bound:.2%}, gap {best - bound:.2%} of a step, {seconds:.1f} s"
         )

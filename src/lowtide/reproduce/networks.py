@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lowtide.api import plan
+from lowtide.capture.overwrite import no_overwriting
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
@@ -151,7 +152,8 @@ def capture(name: str, network: Network, device: str) -> Captured:
         batch = [torch.empty(network.batch, *network.image)]
         if network.labels is not None:
             batch.append(torch.zeros(network.batch, *network.labels, dtype=torch.int64))
-    problem = plan(model, batch, budget="100%", planner="keep_all", costs=device).problem
+    with no_overwriting():
+        problem = plan(model, batch, budget="100%", planner="keep_all", costs=device).problem
     idle = (0,) * len(problem.graph.ops)
     return Captured(
         name=name,

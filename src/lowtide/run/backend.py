@@ -116,7 +116,7 @@ def plan_and_lower(
         )
     full = _program(joint, shape)
     idle = idle_tangents(joint) if losses_only else frozenset()
-    program = _program(silence(joint, idle), shape) if idle else full
+    program = _program(silence(joint, idle), shape, full) if idle else full
     # The compiler traces in fake mode; costs are measured on real tensors.
     with _disable_current_modes():
         plan = session.plan(program)
@@ -128,14 +128,15 @@ def plan_and_lower(
     lowered = lower(program, schedule, spare)
 
     def build(missing: frozenset[int]) -> fx.GraphModule:
-        variant = _program(silence(joint, missing), shape) if missing else full
+        variant = _program(silence(joint, missing), shape, full) if missing else full
         return lower_backward(variant, expand(variant.graph, available), lowered.frame)
 
     return lowered.forward, with_variants(lowered.backward, idle, build)
 
 
-def _program(joint: fx.GraphModule, shape: Shape) -> Program:
-    return make_program(joint, num_forward_outputs=shape.num_forward_outputs, parameters=shape.parameters)
+def _program(joint: fx.GraphModule, shape: Shape, like: Program | None = None) -> Program:
+    """Return the program of a joint graph; its forward is that of `like`."""
+    return make_program(joint, num_forward_outputs=shape.num_forward_outputs, parameters=shape.parameters, like=like)
 
 
 def _kept_in_any_case(program: Program, schedule: Schedule) -> set[ValueId]:

@@ -20,14 +20,17 @@ _BROKEN = 1 + 2e-6
 _ROWS_PER_ROUND = 12
 _DISTANCE = 4
 _ROUNDS = 25
+# As many of them are of repeated runs at most.
+_AGAIN_PER_ROUND = 12
 
 
 @dataclass(slots=True)
 class Cutter:
-    """A window and the memory rows found to matter."""
+    """A window and the memory rows found to matter: of first runs by their op, of repeated ones by their number."""
 
     window: Window
     rows: dict[OpId, Row] = field(default_factory=dict)
+    again: dict[int, Row] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin with the rows of the moments."""
@@ -37,13 +40,14 @@ class Cutter:
         """Return the answer of the linear relaxation with all memory rows that matter."""
         started = time.perf_counter()
         answer = Answer(0.0)
-        relaxation, added = Relaxation(self.window.program), 0
+        relaxation, added, again = Relaxation(self.window.program), 0, 0
         for _ in range(_ROUNDS):
             left = seconds - (time.perf_counter() - started)
             if left <= 0:
                 break
             relaxation.add(list(self.rows.values())[added:])
-            added = len(self.rows)
+            relaxation.add(list(self.again.values())[again:])
+            added, again = len(self.rows), len(self.again)
             latest = relaxation.solve(seconds=left)
             if latest.infeasible:
                 return latest
@@ -61,7 +65,7 @@ class Cutter:
             left = replace(limits, seconds=limits.seconds - best.seconds, work=work)
             if left.seconds <= 0 or (work is not None and work <= 0):
                 break
-            latest = self.window.program.solve(self.rows.values(), limits=left)
+            latest = self.window.program.solve((*self.rows.values(), *self.again.values()), limits=left)
             if latest.infeasible:
                 return latest
             best = replace(
@@ -113,7 +117,9 @@ class Cutter:
                 chosen.append(op)
                 if len(chosen) == _ROWS_PER_ROUND:
                     break
-        return self._add(chosen)
+        again = self.window.rows_again(point, self.again, _AGAIN_PER_ROUND)
+        self.again |= again
+        return self._add(chosen) or bool(again)
 
     def _add(self, ops: list[OpId]) -> bool:
         rows = {op: self.window.memory_row(op) for op in ops}

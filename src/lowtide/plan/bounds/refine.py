@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -27,6 +28,8 @@ _APART = 1 / 30
 _FEW_OPS = 500
 # How many candidates are tried at most for each further moment.
 _TRIED = 5
+# How many of them are where the last solution exceeds the budget.
+_OVERFLOWS = 2
 # How many moments one stage adds at most, and by how much, as a share of the step, the relaxation must rise with each
 # but the first of them.
 _MOST_AT_ONCE = 3
@@ -35,24 +38,23 @@ _MUCH = 0.003
 _LITTLE = 2e-4
 # About the seconds that the relaxation of a program takes for each of its rows, and how many times the work of whole
 # numbers all relaxations of a stage may take.
-_SECONDS_PER_ROW = 3.2e-5
+_SECONDS_PER_ROW = 2e-5
 _RELAXING = 1.5
 # A program with more rows than this says too little for its time: no further moment is added to it.
 _MOST_ROWS = 60_000
-# Where the schedule is farther from the bound than this share of the step, memory is so scarce that single moments say
-# little: several of the first runs that need most memory are moments at once.
-_FAR = 0.02
-_TOGETHER = 7
-# How much of what the neediest first run needs the others of these need at least.
+# First runs that need this share of what the neediest one needs may be moments close to each other.
 _NEEDY = 0.85
-_MOST_ROWS_TOGETHER = 20_000
-# How many times the work of another program theirs gets in whole numbers.
-_WORK_TOGETHER = 1.7
+# How many times the work of another program one gets in whole numbers to which no moment can be added, once, where the
+# schedule is farther from the bound than a share of the step.
+_WORK_AGAIN = 1.7
+_FAR = 0.02
+# How many moments a glance has.
+_GLANCED = 4
 # How far below the bound a relaxation may be for its program to be solved: whole numbers can add as much.
 _NEARLY = 0.005
 # Where whole numbers have added this share of the step to a relaxation, they get more work and leave more to gain.
 _WHOLE = 0.01
-_WORK_WHOLE = 1.4
+_WORK_WHOLE = 1.0
 # Programs with several moments and more rows than this get less work in whole numbers, which does little for them.
 _MANY_ROWS = 5_000
 
@@ -106,8 +108,9 @@ class Refiner:
         self._gains = dict.fromkeys(candidates, float("inf"))
         own = self._timeline.own
         most = max(own[op] for op in candidates)
-        self._needy = sorted((op for op in candidates if own[op] > _NEEDY * most), key=lambda op: -own[op])
+        self._needy = frozenset(op for op in candidates if own[op] > _NEEDY * most)
         self._latest: _Relaxed | None = None
+        self._again = False
         # What whole numbers have added to a relaxation.
         self._whole = 0.0
 
@@ -121,6 +124,17 @@ class Refiner:
         """What that solution does, as a schedule, if there is one; it may not fit."""
         return None if self.proof.hint is None else schedule_of(self._problem.graph, self.proof.hint)
 
+    def glance(self, *, seconds: float) -> Proof:
+        """Return what the relaxation says with a few moments that are likely to matter, without trying others."""
+        own, during = self._timeline.own, self._problem.baseline.bytes_during
+        needy = sorted(self._gains, key=lambda op: -own[op])
+        full = sorted(self._gains, key=lambda op: -during[op])
+        moments = self._apart([needy[0], full[0], *needy], ())[:_GLANCED]
+        bound = self._relax(moments, time.perf_counter() + seconds).answer.bound
+        if bound > self.proof.bound:
+            self.proof = Proof(bound, tuple(sorted(moments)), self.proof.hint)
+        return self.proof
+
     def advance(self, limits: Limits) -> Proof:
         """Add moments, and return the best proof; the time of `limits` is for all of it."""
         deadline = time.perf_counter() + limits.seconds
@@ -131,11 +145,14 @@ class Refiner:
             self._grow(before, limits, deadline)
         latest = self._latest
         assert latest is not None, "there is at least one candidate"
+        work = self._work(latest, limits)
         if latest is before:
-            self.done = not self._solve_together(limits, deadline) or self._is_enough(limits)
-            return self.proof
-        self._solve(latest, replace(limits, work=self._work(latest, limits)), deadline)
-        self.done = self._is_enough(limits)
+            work = None if work is None else _WORK_AGAIN * work
+            self.done = self._again or not _FAR < limits.enough - self.proof.bound < float("inf")
+            self._again = True
+        if not self.done:
+            self._solve(latest, replace(limits, work=work), deadline)
+        self.done |= self._is_enough(limits)
         return self.proof
 
     def _begin(self, limits: Limits, deadline: float) -> None:
@@ -157,7 +174,7 @@ class Refiner:
                 # With more moments a candidate rarely brings more than it did before.
                 if best is not None and self._gains.get(candidate, 0.0) < best.answer.bound - latest.answer.bound:
                     break
-                relaxed = self._relax((*latest.moments, candidate), deadline)
+                relaxed = self._relax((*latest.cutter.window.history, candidate), deadline)
                 left -= _SECONDS_PER_ROW * relaxed.num_rows
                 self._gains[candidate] = relaxed.answer.bound - latest.answer.bound
                 if best is None or relaxed.answer.bound > best.answer.bound:
@@ -177,10 +194,20 @@ class Refiner:
         if size * (len(latest.moments) + 1) > _MOST_ROWS:
             return []
         hint = self.proof.hint
-        overflow = None if hint is None else _overflow(self._problem, hint)
+        overflow = [] if hint is None else _overflow(self._problem, hint)
         order = sorted(self._gains, key=lambda candidate: -self._gains[candidate])
-        apart = _apart(order if overflow is None else [overflow, *order], latest.moments, self._problem)
-        return apart[:_TRIED]
+        return self._apart((*overflow, *order), latest.moments)[:_TRIED]
+
+    def _apart(self, candidates: Iterable[OpId], moments: Iterable[OpId]) -> list[OpId]:
+        """Return those of the candidates that are not close to a moment or to a candidate before them."""
+        least = _APART * len(self._problem.graph.ops)
+        taken, found = list(moments), []
+        for candidate in dict.fromkeys(candidates):
+            distance = _DISTANCE if candidate in self._needy else least
+            if all(abs(candidate - other) >= distance for other in taken):
+                taken.append(candidate)
+                found.append(candidate)
+        return found
 
     def _relax(self, moments: Iterable[OpId], deadline: float) -> _Relaxed:
         cutter = Cutter(Window(self._timeline, moments))
@@ -197,7 +224,8 @@ class Refiner:
     def _solve(self, latest: _Relaxed, limits: Limits, deadline: float) -> None:
         """Solve a program in whole numbers if that may say more than is known."""
         simple, answer = latest.answer, latest.answer
-        if simple.bound < limits.enough and simple.bound + max(_NEARLY, self._whole) >= self.proof.bound:
+        nearly = simple.bound + max(_NEARLY, self._whole) >= self.proof.bound
+        if nearly and simple.bound < limits.enough:
             answer = latest.cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter())))
             self._whole = max(self._whole, min(1.0, answer.bound) - simple.bound)
         # A solution with fewer moments tells the search more than the rounded one of a solver that ran out of work.
@@ -207,20 +235,6 @@ class Refiner:
             self.proof = Proof(bound, latest.moments, hint)
         else:
             self.proof = replace(self.proof, hint=hint)
-
-    def _solve_together(self, limits: Limits, deadline: float) -> bool:
-        """Look at the neediest first runs as moments, once, where memory is scarce; return whether it did."""
-        needy, self._needy = self._needy, []
-        latest = self._latest
-        assert latest is not None, "a stage has been"
-        rows_each = max(1.0, latest.num_rows / len(latest.moments))
-        moments = needy[: min(_TOGETHER, int(_MOST_ROWS_TOGETHER / rows_each))]
-        if len(moments) < 2 or not _FAR < limits.enough - self.proof.bound < float("inf"):
-            return False
-        together = self._relax(moments, deadline)
-        work = None if limits.work is None else _WORK_TOGETHER * limits.work
-        self._solve(together, replace(limits, work=work), deadline)
-        return True
 
     def _is_enough(self, limits: Limits) -> bool:
         return self.proof.bound >= limits.enough or self.proof.bound == float("inf")
@@ -252,19 +266,8 @@ def _fewer(count: int, problem: Problem) -> int:
     return max(1, min(count, count * _FEW_OPS // max(1, len(problem.graph.ops))))
 
 
-def _apart(candidates: Iterable[OpId], moments: Iterable[OpId], problem: Problem) -> list[OpId]:
-    """Return those of the candidates that are not close to a moment or to a candidate before them."""
-    least = _APART * len(problem.graph.ops)
-    taken, found = list(moments), []
-    for candidate in dict.fromkeys(candidates):
-        if candidate not in taken and all(abs(candidate - other) >= least for other in taken):
-            taken.append(candidate)
-            found.append(candidate)
-    return found
-
-
-def _overflow(problem: Problem, hint: Hint) -> OpId | None:
-    """Return where the schedule of `hint` exceeds the budget most, as a first run that is not yet a moment."""
+def _overflow(problem: Problem, hint: Hint) -> list[OpId]:
+    """Return the first runs at which the schedule of `hint` exceeds the budget most, between two moments each."""
     schedule = schedule_of(problem.graph, hint)
     during = np.array(problem.price(schedule).bytes_during)
     steps = np.array(schedule.steps)
@@ -274,5 +277,7 @@ def _overflow(problem: Problem, hint: Hint) -> OpId | None:
     highest = np.zeros(len(first))
     np.maximum.at(highest, owner, during)
     highest[list(hint.moments)] = 0
-    worst = int(np.argmax(highest))
-    return worst if highest[worst] > problem.budget_bytes else None
+    ends = [0, *sorted(hint.moments), len(first)]
+    worst = [start + int(np.argmax(highest[start:end])) for start, end in pairwise(ends) if start < end]
+    over = [op for op in worst if highest[op] > problem.budget_bytes]
+    return sorted(over, key=lambda op: -highest[op])[:_OVERFLOWS]

@@ -24,53 +24,62 @@ _MARGIN = 1e-6
 
 
 class Relaxation:
-    """The relaxation of a program, to which rows can be added."""
+    """The relaxation of a program, to which rows can be added.
+
+    The solver is called by way of messages: the objects that OR-Tools makes of a model and a solution take longer to
+    make than most solutions take to find.
+    """
 
     def __init__(self, program: Program) -> None:
-        from ortools.math_opt.python import mathopt  # type: ignore[import-untyped]
+        from ortools.math_opt import parameters_pb2  # type: ignore[import-untyped]
+        from ortools.math_opt.core.python import solver  # type: ignore[import-untyped]
 
         self._program = program
         self._rows = list(program.rows)
-        self._model = _model(program)
-        self._variables = list(self._model.variables())
-        self._solver = mathopt.IncrementalSolver(self._model, mathopt.SolverType.GLOP)
-        nonzero = mathopt.SparseVectorFilter(skip_zero_values=True)
-        self._wanted = mathopt.ModelSolveParameters(
-            variable_values_filter=nonzero,
-            dual_values_filter=nonzero,
-            reduced_costs_filter=mathopt.SparseVectorFilter(filtered_items=[]),
+        self._pending: list[Row] = []
+        self._solver = solver.new(
+            parameters_pb2.SOLVER_TYPE_GLOP, _model(program), parameters_pb2.SolverInitializerProto()
         )
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add `rows`."""
-        for row in rows:
-            self._rows.append(row)
-            added = self._model.add_linear_constraint(lb=row.low, ub=row.high)
-            for variable, coefficient in zip(row.variables, row.coefficients, strict=True):
-                added.set_coefficient(self._variables[variable], coefficient)
+        self._pending += rows
 
     def solve(self, *, seconds: float = FREE) -> Answer:
         """Return the answer with the rows added so far."""
-        from ortools.math_opt.python import mathopt
+        from ortools.math_opt import callback_pb2, model_parameters_pb2, result_pb2
 
         started = time.perf_counter()
+        self._enter()
+        wanted = model_parameters_pb2.ModelSolveParametersProto()
+        wanted.variable_values_filter.skip_zero_values = True
+        wanted.dual_values_filter.skip_zero_values = True
+        wanted.reduced_costs_filter.filter_by_ids = True
         result = self._solver.solve(
-            params=mathopt.SolveParameters(
-                time_limit=None if seconds == FREE else datetime.timedelta(seconds=max(0.01, seconds)),
-                random_seed=1,
-                lp_algorithm=mathopt.LPAlgorithm.DUAL_SIMPLEX,
-                presolve=mathopt.Emphasis.OFF,
-            ),
-            model_params=self._wanted,
+            _parameters(seconds), wanted, None, callback_pb2.CallbackRegistrationProto(), None, None
         )
         taken = time.perf_counter() - started
-        if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
+        if result.termination.reason == result_pb2.TERMINATION_REASON_INFEASIBLE:
             return Answer(FREE, seconds=taken)
-        if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+        if result.termination.reason != result_pb2.TERMINATION_REASON_OPTIMAL:
             return Answer(0.0, seconds=taken)
-        duals = _dense(result.dual_values(), len(self._rows)) / _SCALE
-        point = _dense(result.variable_values(), len(self._variables))
-        return Answer(self._certify(duals), result.objective_value() / _SCALE, point, taken)
+        primal, dual = result.solutions[0].primal_solution, result.solutions[0].dual_solution
+        duals = _dense(dual.dual_values, len(self._rows)) / _SCALE
+        point = _dense(primal.variable_values, len(self._program.cost))
+        return Answer(self._certify(duals), primal.objective_value / _SCALE, point, taken)
+
+    def _enter(self) -> None:
+        """Give the solver the rows that it does not have yet."""
+        from ortools.math_opt import model_update_pb2
+
+        if not self._pending:
+            return
+        update = model_update_pb2.ModelUpdateProto()
+        _write(self._pending, len(self._rows), update.new_linear_constraints, update.linear_constraint_matrix_updates)
+        self._rows += self._pending
+        self._pending = []
+        if not self._solver.update(update):
+            raise RuntimeError("the solver of linear programs refuses further rows")
 
     def _certify(self, duals: Floats) -> float:
         """Return the lower bound that the multipliers `duals` prove: every choice of them proves one."""
@@ -88,12 +97,22 @@ class Relaxation:
         return max(0.0, bound - _MARGIN * max(1.0, abs(bound)))
 
 
+def _parameters(seconds: float) -> Any:
+    from ortools.math_opt import parameters_pb2
+
+    parameters = parameters_pb2.SolveParametersProto(
+        random_seed=1, lp_algorithm=parameters_pb2.LP_ALGORITHM_DUAL_SIMPLEX, presolve=parameters_pb2.EMPHASIS_OFF
+    )
+    if seconds != FREE:
+        parameters.time_limit.FromTimedelta(datetime.timedelta(seconds=max(0.01, seconds)))
+    return parameters
+
+
 def _model(program: Program) -> Any:
     """Return the program in the solver's form."""
-    from ortools.math_opt import model_pb2  # type: ignore[import-untyped]
-    from ortools.math_opt.python import mathopt
+    from ortools.math_opt import model_pb2
 
-    model, rows = model_pb2.ModelProto(), program.rows
+    model = model_pb2.ModelProto()
     count = len(program.cost)
     model.variables.ids.extend(range(count))
     model.variables.lower_bounds.extend([0.0] * count)
@@ -102,15 +121,20 @@ def _model(program: Program) -> Any:
     priced = [variable for variable, cost in enumerate(program.cost) if cost]
     model.objective.linear_coefficients.ids.extend(priced)
     model.objective.linear_coefficients.values.extend([program.cost[variable] * _SCALE for variable in priced])
-    model.linear_constraints.ids.extend(range(len(rows)))
-    model.linear_constraints.lower_bounds.extend([row.low for row in rows])
-    model.linear_constraints.upper_bounds.extend([row.high for row in rows])
+    _write(program.rows, 0, model.linear_constraints, model.linear_constraint_matrix)
+    return model
+
+
+def _write(rows: list[Row], first: int, constraints: Any, matrix: Any) -> None:
+    """Write `rows`, numbered from `first` on, into messages for the solver."""
+    constraints.ids.extend(range(first, first + len(rows)))
+    constraints.lower_bounds.extend([row.low for row in rows])
+    constraints.upper_bounds.extend([row.high for row in rows])
     which, column, value = _entries(rows)
     order = np.lexsort((column, which))
-    model.linear_constraint_matrix.row_ids.extend(which[order].tolist())
-    model.linear_constraint_matrix.column_ids.extend(column[order].tolist())
-    model.linear_constraint_matrix.coefficients.extend(value[order].tolist())
-    return mathopt.Model.from_model_proto(model)
+    matrix.row_ids.extend((first + which[order]).tolist())
+    matrix.column_ids.extend(column[order].tolist())
+    matrix.coefficients.extend(value[order].tolist())
 
 
 def _entries(rows: list[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]:
@@ -122,8 +146,8 @@ def _entries(rows: list[Row]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int
     return which, column, value
 
 
-def _dense(values: dict[Any, float], count: int) -> Floats:
-    """Return the values by the ids of what they belong to, which are the numbers from 0 on."""
+def _dense(values: Any, count: int) -> Floats:
+    """Return the numbers of a message with the ids of those that are not 0, which are from 0 on."""
     dense = np.zeros(count)
-    dense[np.fromiter((item.id for item in values), dtype=np.int64, count=len(values))] = list(values.values())
+    dense[np.array(values.ids, dtype=np.int64)] = np.array(values.values)
     return dense

@@ -42,6 +42,10 @@ class Timeline:
         lasting: For every value, whether it stays to the end of the step once forward has ended.
         own: For every op, the bytes that its first run needs whatever is kept: what it reads and writes, workspace, and
             outputs of forward if it belongs to backward.
+        own_again: For every op, the bytes that a repeated run of it needs whatever is kept: what it reads and writes,
+            but for what stays to the end, and workspace.
+        touched_again: For every op, the values that a repeated run of it reads or writes.
+        lasting_bytes: The bytes of the values that stay to the end of the step.
         replay: For every op, the bytes kept for a repeated run.
         cost: For every op, its seconds as a share of the step's.
     """
@@ -57,6 +61,9 @@ class Timeline:
     due: list[list[int]]
     lasting: list[bool]
     own: Floats
+    own_again: list[int]
+    touched_again: list[list[ValueId]]
+    lasting_bytes: int
     replay: list[int]
     cost: list[float]
 
@@ -72,6 +79,11 @@ class Timeline:
         again = [
             p >= 0 and not graph.ops[p].pinned and v not in graph.ops[p].first_run_only for v, p in enumerate(producer)
         ]
+        touched_again = [sorted({*op.inputs, *graph.rewrites[k]}) for k, op in enumerate(graph.ops)]
+        own_again = [
+            workspace + sum(size[v] for v in touched if not lasting[v])
+            for workspace, touched in zip(costs.workspace_bytes, touched_again, strict=True)
+        ]
         base = problem.baseline.seconds
         return Timeline(
             num_ops=len(graph.ops),
@@ -85,6 +97,9 @@ class Timeline:
             due=_due(graph, size, forward_end, end),
             lasting=lasting,
             own=_own(problem, size, lasting, forward_end),
+            own_again=own_again,
+            touched_again=touched_again,
+            lasting_bytes=sum(size[v] for v, is_lasting in enumerate(lasting) if is_lasting),
             replay=[op.replay_bytes for op in graph.ops],
             cost=[seconds / base if base else 0.0 for seconds in costs.seconds],
         )

@@ -15,9 +15,10 @@ Rows, each of them true in every schedule whose first runs are in the given orde
 - An op that runs again in interval `i` reads values that were alive at the interval's beginning, or are due or produced
   in the interval, or whose op runs again in it.
 - [Memory] At every first run the bytes carried across it, beside what it reads, writes and uses itself, are within the
-  budget; at moments those of all values alive.
-- [Suffix] The second and third also hold for all intervals from `i` on taken together. Whole numbers obey this anyway;
-  the linear relaxation is much stronger with it.
+  budget; at moments those of all values alive. So they are at repeated runs (see `reruns`).
+- [Ranges] The first and second also hold for neighbouring intervals taken together: all from one on, and those that
+  were one interval before a later moment divided it. Whole numbers obey this anyway; the linear relaxation is much
+  stronger with it, and a further moment hardly ever weakens it.
 
 The sum of seconds of repeated runs is minimised. One moment gives the program of `design`: what is alive at that moment
 against what runs again after it, with the memory rows of all other instants added.
@@ -33,12 +34,8 @@ import numpy as np
 
 from lowtide.graph.ir import OpId, ValueId
 from lowtide.plan.bounds.program import Program, Row
+from lowtide.plan.bounds.reruns import LOOSE, SURE, Again, Life, Reruns
 from lowtide.plan.bounds.timeline import Floats, Timeline
-
-# The variable of what is always 1.
-_SURE = -1
-# Memory rows are loosened by this share of the budget, so that a solution that just fits is inside every tolerance.
-_LOOSE = 1e-6
 
 
 class Window:
@@ -46,7 +43,8 @@ class Window:
 
     Attributes:
         program: The program without its memory rows.
-        moments: The ops during whose first runs the alive values are variables, in order.
+        history: The ops during whose first runs the alive values are variables, in the order in which they were given.
+        moments: The same in the order in which they run.
         alive: For a moment's index and a value, the variable that says whether it is alive there.
         rerun: For an interval and an op, the variable that says whether it runs again there.
         carried: For a value and one of its points, the variable that says whether it is carried to its next point.
@@ -54,24 +52,30 @@ class Window:
 
     def __init__(self, timeline: Timeline, moments: Iterable[OpId]) -> None:
         self.timeline = timeline
-        self.moments = tuple(sorted(set(moments)))
+        self.history = tuple(dict.fromkeys(moments))
+        self.moments = tuple(sorted(self.history))
         self.program = Program()
         self.alive: dict[tuple[int, ValueId], int] = {}
         self.rerun: dict[tuple[int, OpId], int] = {}
         self.carried: dict[tuple[ValueId, int], int] = {}
         self._instants = [2 * op for op in self.moments]
         self._tight = _TightRows(timeline)
-        self._lives: list[tuple[int, int, int, float]] = []
+        self._lives: list[Life] = []
+        # Those of them with first runs between whose memory is scarce.
+        self._counting: list[Life] = []
+        self._again: list[Again] = []
         self._gains: dict[tuple[int, OpId], dict[ValueId, list[tuple[int, int]]]] = {}
         self._todo: list[tuple[int, OpId]] = []
-        self._suffix: dict[tuple[int, OpId], int] = {}
+        self._ranged: dict[tuple[int, int, OpId], int] = {}
         for value, due in enumerate(timeline.due):
             if due:
                 self._follow(value, due)
         self._feed()
-        self._add_suffixes()
+        self._add_ranges()
         self._price()
-        self._memory = _Memory(timeline, [*self._lives, *self._moment_lives()])
+        own_lives = [(life.variable, life.start, life.end, timeline.bytes[life.value]) for life in self._counting]
+        self._memory = _Memory(timeline, [*own_lives, *self._moment_lives()])
+        self._reruns = Reruns(timeline, self._lives, [*self._again, *self._runs_in_intervals()])
 
     @property
     def intervals(self) -> range:
@@ -86,6 +90,10 @@ class Window:
         """Return the memory row at the first run of `op`, or None if no solution breaks it."""
         return self._memory.row(op)
 
+    def rows_again(self, point: Floats, known: Iterable[int], count: int) -> dict[int, Row]:
+        """Return up to `count` memory rows of repeated runs that `point` breaks, by number, but no `known` one."""
+        return self._reruns.broken(point, known, count)
+
     # [Values] points of every value and what happens between them
 
     def _follow(self, value: ValueId, due: Sequence[int]) -> None:
@@ -96,7 +104,7 @@ class Window:
     def _alive(self, value: ValueId, instant: int) -> int:
         """Return the variable that says whether `value` is alive at `instant`, one of its points."""
         if self.timeline.is_fixed(value, instant):
-            return _SURE
+            return SURE
         key = (bisect_left(self._instants, instant), value)
         if key not in self.alive:
             self.alive[key] = self.program.variable()
@@ -113,19 +121,21 @@ class Window:
         timeline, add = self.timeline, self.program.at_least
         free = not self._tight.between(start, end)
         if not timeline.again[value]:
-            if at_start != _SURE:
-                add(*((1.0, (at_start, 1.0)) if at_end == _SURE else (0.0, (at_start, 1.0), (at_end, -1.0))))
+            if at_start != SURE:
+                add(*((1.0, (at_start, 1.0)) if at_end == SURE else (0.0, (at_start, 1.0), (at_end, -1.0))))
             carried = at_end
-        elif free and at_start == _SURE:
+        elif free and at_start == SURE:
             return
         else:
             carried = self.carried[value, start] = self.program.variable()
             for other in (at_start, at_end):
-                if other != _SURE:
+                if other != SURE:
                     add(0.0, (other, 1.0), (carried, -1.0))
             self._add_gain(value, start, at_end, carried)
+            self._again.append(Again(timeline.producer[value], start, end, ((at_end, 1.0), (carried, -1.0))))
+        self._lives.append(Life(value, carried, start, end))
         if not free:
-            self._lives.append((carried, start, end, timeline.bytes[value]))
+            self._counting.append(self._lives[-1])
 
     def _add_gain(self, value: ValueId, start: int, at_end: int, carried: int) -> None:
         """Note that the op of `value` runs again after `start` if the value is alive in the end but not carried."""
@@ -151,7 +161,7 @@ class Window:
             if not interval:
                 continue
             start = self._instants[interval - 1]
-            end = self._instants[interval] if interval < len(self._instants) else self.timeline.end
+            end = self._end(interval)
             for value in self.timeline.reads[op]:
                 due = self.timeline.due[value]
                 later = bisect_left(due, start)
@@ -164,52 +174,80 @@ class Window:
         if 2 * self.timeline.producer[value] > start:
             return
         alive = self._alive(value, start)
-        if alive == _SURE:
+        if alive == SURE:
             return
         terms = [(alive, 1.0)]
         if self.timeline.again[value]:
             terms.append((rerun(self.timeline.producer[value]), 1.0))
-        if reader == _SURE:
+        if reader == SURE:
             self.program.at_least(1.0, *terms)
         else:
             self.program.at_least(0.0, *terms, (reader, -1.0))
 
-    # [Suffix] the same for all intervals from one on
+    # [Ranges] the same for several intervals in a row
 
-    def _add_suffixes(self) -> None:
-        """Say for every interval but the first and the last that what holds in it holds from it on."""
-        done: set[tuple[int, OpId]] = set()
-        for interval in range(1, len(self.moments)):
-            start = self._instants[interval - 1]
+    def _add_ranges(self) -> None:
+        """Say for ranges of intervals what holds in each of them."""
+        ranges = self._ranges()
+        for first, last in ranges:
+            start, end = self._instants[first - 1], self._end(last)
             for value, due in enumerate(self.timeline.due):
-                if due and 2 * self.timeline.producer[value] <= start < due[-1]:
-                    self._need(value, start, _SURE, lambda k, i=interval: self._ever(i, k))
+                if due and 2 * self.timeline.producer[value] <= start:
+                    later = bisect_right(due, start)
+                    if later < len(due) and due[later] <= end:
+                        self._need(value, start, SURE, lambda k, a=first, b=last: self._ever(a, b, k))
+        seen, done = 0, 0
         while True:
             self._feed()
-            for interval, op in list(self.rerun):
-                if 0 < interval < len(self.moments):
-                    self._ever(interval, op)
-            fresh = [key for key in self._suffix if key not in done]
+            for interval, op in list(self.rerun)[seen:]:
+                seen += 1
+                for first, last in ranges:
+                    if first <= interval <= last and 2 * op <= self._instants[first - 1]:
+                        self._ever(first, last, op)
+            fresh = list(self._ranged.items())[done:]
             if not fresh:
                 return
-            for interval, op in fresh:
-                done.add((interval, op))
-                start = self._instants[interval - 1]
+            done += len(fresh)
+            for (first, last, op), variable in fresh:
+                start = self._instants[first - 1]
                 for value in self.timeline.reads[op]:
-                    self._need(value, start, self._suffix[interval, op], lambda k, i=interval: self._ever(i, k))
+                    self._need(value, start, variable, lambda k, a=first, b=last: self._ever(a, b, k))
 
-    def _ever(self, interval: int, op: OpId) -> int:
-        """Return the variable that says whether `op` runs again in `interval` or later."""
-        if interval == len(self.moments):
-            return self._rerun(interval, op)
-        key = (interval, op)
-        if key not in self._suffix:
-            self._suffix[key] = ever = self.program.variable()
-            now, later = self._rerun(interval, op), self._ever(interval + 1, op)
-            self.program.at_least(0.0, (now, 1.0), (later, 1.0), (ever, -1.0))
-            self.program.at_least(0.0, (ever, 1.0), (now, -1.0))
-            self.program.at_least(0.0, (ever, 1.0), (later, -1.0))
-        return self._suffix[key]
+    def _ranges(self) -> list[tuple[int, int]]:
+        """Return ranges of at least two intervals: the first and the last of each."""
+        last = len(self.moments)
+        ranges = {(first, last) for first in range(1, last)}
+        places: list[int] = []
+        for place in map(self.moments.index, self.history):
+            # The interval that this moment divides lies between the nearest moments that were there before.
+            before = [other for other in places if other < place]
+            if before:
+                ranges.add((max(before) + 1, min((other for other in places if other > place), default=last)))
+            places.append(place)
+        return sorted(ranges)
+
+    def _end(self, interval: int) -> int:
+        """Return the instant at which `interval` ends."""
+        return self._instants[interval] if interval < len(self._instants) else self.timeline.end
+
+    def _ever(self, first: int, last: int, op: OpId) -> int:
+        """Return the variable that says whether `op` runs again in the intervals `first` to `last`."""
+        if first == last:
+            return self._rerun(first, op)
+        key = (first, last, op)
+        if key not in self._ranged:
+            self._ranged[key] = ever = self.program.variable()
+            runs = [self._rerun(interval, op) for interval in range(first, last + 1)]
+            self.program.at_least(0.0, *((run, 1.0) for run in runs), (ever, -1.0))
+            for run in runs:
+                self.program.at_least(0.0, (ever, 1.0), (run, -1.0))
+        return self._ranged[key]
+
+    def _runs_in_intervals(self) -> Iterable[Again]:
+        """Yield the repeated runs that happen somewhere in an interval; in the first, nothing is alive all through."""
+        for (interval, op), variable in self.rerun.items():
+            if interval:
+                yield Again(op, self._instants[interval - 1], self._end(interval), ((variable, 1.0),))
 
     # [Cost] seconds of repeated runs
 
@@ -241,7 +279,7 @@ def _gain(lives: Sequence[tuple[int, int]]) -> tuple[float, list[tuple[int, floa
     """Return the constant and the terms of a row `variable + terms >= constant` that counts the runs in `lives`."""
     low, terms = 0.0, []
     for at_end, carried in lives:
-        if at_end == _SURE:
+        if at_end == SURE:
             low += 1.0
         else:
             terms.append((at_end, -1.0))
@@ -254,7 +292,7 @@ class _TightRows:
 
     def __init__(self, timeline: Timeline) -> None:
         lives = [
-            (_SURE, start, end, float(timeline.bytes[value]))
+            (SURE, start, end, float(timeline.bytes[value]))
             for value, due in enumerate(timeline.due)
             for start, end in pairwise(due)
         ]
@@ -283,7 +321,7 @@ class _Memory:
     def during(self, point: Floats) -> Floats:
         """Return the bytes at the first run of every op."""
         share = np.ones(len(self._variable))
-        open_lives = self._variable != _SURE
+        open_lives = self._variable != SURE
         share[open_lives] = point[self._variable[open_lives]]
         size = share * self._bytes
         change = np.zeros(self._timeline.num_ops + 1)
@@ -295,11 +333,11 @@ class _Memory:
     def row(self, op: OpId) -> Row | None:
         """Return the row that keeps the bytes at the first run of `op` within the budget, in shares of the budget."""
         here = (self._first <= op) & (op < self._stop)
-        sure = here & (self._variable == _SURE)
+        sure = here & (self._variable == SURE)
         left = self._timeline.budget_bytes - self._timeline.own[op] - float(self._bytes[sure].sum())
-        here &= self._variable != _SURE
+        here &= self._variable != SURE
         if float(self._bytes[here].sum()) <= left:
             return None
         variables: list[int] = self._variable[here].tolist()
         coefficients: list[float] = (self._bytes[here] / self._timeline.budget_bytes).tolist()
-        return Row(variables, coefficients, -float("inf"), float(left) / self._timeline.budget_bytes + _LOOSE)
+        return Row(variables, coefficients, -float("inf"), float(left) / self._timeline.budget_bytes + LOOSE)

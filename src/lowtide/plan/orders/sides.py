@@ -15,7 +15,7 @@ from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.base import Progress
 from lowtide.plan.orders.delay import delayed
 from lowtide.plan.orders.view import View
-from lowtide.plan.planners.greedy import descents, lowest
+from lowtide.plan.planners.greedy import descents, go_low
 from lowtide.plan.problem import Problem
 from lowtide.plan.search.climb import Climb
 from lowtide.plan.search.facts import Facts
@@ -52,6 +52,11 @@ class Sides:
     def is_given(self) -> bool:
         """Whether the better side is that of the given order."""
         return self._sides[0] is self._given
+
+    @property
+    def given_is_behind(self) -> bool:
+        """Whether something fits, but in the given order nothing or only at a far higher overhead."""
+        return self.fits and not self.is_given and not _is_near(self._given.climb, self._climb)
 
     @property
     def schedule(self) -> Schedule:
@@ -91,22 +96,26 @@ class Sides:
             side.climb.offer(side.view.inward(schedule), last=False)
         self._sides.sort(key=self._rank)
 
-    def look_around(self, *, until: float, progress: Progress) -> None:
+    def look_around(self, *, given: bool, until: float, progress: Progress) -> None:
         """Add the side of the best other order, if there is one that is not far behind.
 
-        Such orders are those in which ops wait, and that of the best of the schedules offered so far.
+        Such orders are those in which ops wait, and that of the best of the schedules offered so far. If asked to, it
+        descends in the `given` one first.
         """
         graph = self._problem.graph
+        if given:
+            for schedule in _descend(self._given.view):
+                self.offer(schedule)
         if len(graph.ops) > _MOST_OPS:
             return
-        own, given = self._given.climb.schedule, self._given.view.order
+        own, usual = self._given.climb.schedule, self._given.view.order
         found: list[_Side] = []
-        if _is_complete(graph, own) and first_runs(own) != given:
+        if _is_complete(graph, own) and first_runs(own) != usual:
             found.append(self._side(View.of(self._problem, first_runs(own)), (own,)))
         views = [
             View.of(self._problem, order)
             for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True)))
-            if order != given
+            if order != usual
         ]
         descended: list[list[Schedule]] = [[] for _ in views]
         # Where a plain descent gets there in one of the orders, the long way down is not worth its time in another.
@@ -120,6 +129,11 @@ class Sides:
         found += [self._side(view, own_ones) for view, own_ones in zip(views, descended, strict=True)]
         self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
+
+    def go_low(self) -> None:
+        """Look for a schedule within the budget, or of as little memory as is found, in the given order."""
+        for schedule in _go_low(self._given.view):
+            self.offer(schedule)
 
     def improve(
         self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), best: bool = False, until: float
@@ -166,9 +180,9 @@ def _descend(view: View) -> list[Schedule]:
 
 
 def _go_low(view: View) -> list[Schedule]:
-    """Return a schedule of as little memory as is found in the order of `view`."""
+    """Return a schedule within the budget, or else of as little memory as is found, in the order of `view`."""
     problem = view.problem
-    return [view.outward(lowest(Facts(problem.graph, problem.costs), problem.budget_bytes)[0].schedule())]
+    return [view.outward(go_low(Facts(problem.graph, problem.costs), problem.budget_bytes)[0].schedule())]
 
 
 def first_runs(schedule: Schedule) -> tuple[OpId, ...]:

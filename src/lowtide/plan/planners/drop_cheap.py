@@ -41,7 +41,14 @@ _CHEAP = frozenset(" ".join((_NORMALISATION, _ACTIVATION, _POOLING, _ELEMENTWISE
 
 
 def is_cheap(target: str) -> bool:
-    """Whether `target`, such as "aten.relu.default", is known to be cheap for the size of its result."""
+    """Whether `target`, such as "aten.relu.default", is known to be cheap for the size of its result.
+
+    Of several calls in one op, "aten.mm.default+aten.relu.default", all must be.
+    """
+    return all(map(_is_one_cheap, target.split("+")))
+
+
+def _is_one_cheap(target: str) -> bool:
     namespace, _, name = target.partition(".")
     return namespace in ("aten", "prims", "lowtide") and name.split(".")[0] in _CHEAP
 

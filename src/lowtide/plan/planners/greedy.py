@@ -66,10 +66,9 @@ class Greedy(AbstractPlanner):
         found = descents(facts, limit)
         if not found:
             progress("greedy: descending as low as possible")
-            least, peak = lowest(facts, limit)
-            if peak > limit:
+            least, reached = go_low(facts, limit)
+            if not reached:
                 return Proposal(least.schedule())
-            tidy(least, limit)
             found = [least]
         best = min(found, key=lambda timeline: timeline.seconds)
         if not self.effort:
@@ -89,6 +88,14 @@ def descents(facts: Facts, limit: int) -> list[Timeline]:
             tidy(timeline, limit)
             found.append(timeline)
     return found
+
+
+def go_low(facts: Facts, limit: int) -> tuple[Timeline, bool]:
+    """Return a tidied timeline within `limit` and True, or the one with the least peak that is found and False."""
+    timeline, peak = lowest(facts, limit)
+    if peak <= limit:
+        tidy(timeline, limit)
+    return timeline, peak <= limit
 
 
 def lowest(facts: Facts, enough: int) -> tuple[Timeline, int]:
