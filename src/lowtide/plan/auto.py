@@ -80,18 +80,20 @@ _ROUNDS = (
     _Round(((_From.PROOF, 900_000), (_From.BEST, 1_200_000)), 1.5),
 )
 # An overhead above which schedules are of less use.
-_DEAR = 0.6
+_DEAR = 0.5
 # The share of the gap that a round must at least have closed for another to be worth its time.
 _NEXT_TO_NOTHING = 0.05
 # A gap that is not worth a third round, or a second if rounds take long; and one that is not worth a third then.
 _LITTLE_GAP, _SMALL_GAP = 0.01, 0.025
+# A gap that is wide.
+_WIDE = 0.05
 # The share of its overhead by which a search must have lowered it to be gone on with at once.
 _RISING = 0.1
 # How many rounds at least a proof that begins anew gets.
 _ANEW = 2
 # The share of the best overhead, before the search, that the bound of the given order must at least be for the proof to
 # turn to the order of the best schedule where the given one is far behind.
-_NEARLY = 0.85
+_NEARLY = 0.8
 # How often the proof may turn to another order.
 _MOST_TURNS = 2
 # The work of one last search, how many there are at most, and the share of the gap that one must close for another.
@@ -313,9 +315,14 @@ class _Work:
         return met and self.claims.beats_given(overhead)
 
     def _searches(self, planned: _Round) -> list[tuple[_From, int]]:
-        """Return the searches of a round; to begin at plain training takes long in large graphs and wins rarely."""
+        """Return the searches of a round; to begin at plain training takes long in large graphs and wins rarely.
+
+        Where the gap is wide, the proof takes long, and there is one more.
+        """
         large = self.auto.effort <= 1 and len(self.problem.graph.ops) > _MANY
-        return [(start, work) for start, work in planned.searches if not (large and start is _From.PLAIN)]
+        chosen = [(start, work) for start, work in planned.searches if not (large and start is _From.PLAIN)]
+        wide = self.sides.fits and self.sides.overhead - self.claims.latest > _WIDE
+        return [*chosen, (_From.BEST, _POLISH)] if wide else chosen
 
     def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
         before = self.sides.overhead if self.sides.fits else math.inf
@@ -330,8 +337,11 @@ class _Work:
 
     def _follow(self, refiner: Refiner) -> None:
         """Take what the solution behind the proof does, mended: where few moments decide, it is close to the best."""
+        behind = self.claims.is_about_given and self.sides.given_is_behind
+        if not self.sides.fits or behind or time.perf_counter() >= self.deadline():
+            return
         suggestion = refiner.suggestion
-        if suggestion is not None and self.sides.fits and time.perf_counter() < self.deadline():
+        if suggestion is not None:
             self.sides.mend(self.claims.about, suggestion)
 
     def _num_rounds(self) -> int:
@@ -344,7 +354,7 @@ class _Work:
             return number
         # Where memory is so scarce that the proof stays far behind, one less is enough, unless it is over anyway.
         proving = self.refiner is None or not self.refiner.done
-        less = proving and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _SMALL
+        less = proving and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _MEDIUM
         return max(1, number - less)
 
     def _has_stalled(self) -> bool:

@@ -31,7 +31,7 @@ _TRIED = 5
 # How many of them are where the last solution exceeds the budget.
 _OVERFLOWS = 2
 # How many moments one stage adds at most, and by how much, as a share of the step, the relaxation must rise with each
-# but the first of them.
+# but the first of them; a third of it if whole numbers add nothing.
 _MOST_AT_ONCE = 3
 _MUCH = 0.003
 # A stage adds no moment that brings less than this.
@@ -52,6 +52,8 @@ _FAR = 0.02
 _GLANCED = 4
 # How far below the bound a relaxation may be for its program to be solved: whole numbers can add as much.
 _NEARLY = 0.005
+# Where whole numbers have added less, and the schedule is farther than this from the relaxation, they are left out.
+_WIDE = 0.04
 # Where whole numbers have added this share of the step to a relaxation, they get more work and leave more to gain.
 _WHOLE = 0.01
 _WORK_WHOLE = 1.0
@@ -181,7 +183,7 @@ class Refiner:
                     best = relaxed
                 if left <= 0 or time.perf_counter() > deadline or relaxed.answer.bound >= limits.enough:
                     break
-            needed = _MUCH if number else _LITTLE
+            needed = _LITTLE if not number else _MUCH if self._whole > _NEARLY else _MUCH / 3
             if best is None or best.answer.bound < min(limits.enough, latest.answer.bound + needed):
                 return
             self._latest = latest = best
@@ -225,7 +227,8 @@ class Refiner:
         """Solve a program in whole numbers if that may say more than is known."""
         simple, answer = latest.answer, latest.answer
         nearly = simple.bound + max(_NEARLY, self._whole) >= self.proof.bound
-        if nearly and simple.bound < limits.enough:
+        in_vain = len(latest.moments) > 1 and self._whole < _NEARLY and limits.enough - simple.bound > _WIDE
+        if nearly and simple.bound < limits.enough and not in_vain:
             answer = latest.cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter())))
             self._whole = max(self._whole, min(1.0, answer.bound) - simple.bound)
         # A solution with fewer moments tells the search more than the rounded one of a solver that ran out of work.

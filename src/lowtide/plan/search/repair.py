@@ -17,9 +17,9 @@ from lowtide.schedule.steps import Schedule
 _SHARES = (0.03, 0.05, 0.1, 0.2)
 _MOST_RUNS = 60
 # By how much slower than before a mended schedule may be at first, as a share of plain training: less and less.
-_WARMTH = 0.01
+_WARMTH = 0.02
 # A mended schedule this much slower than the best is not worth tidying.
-_HOPELESS = 1.02
+_HOPELESS = 1.03
 _SPREADS = (0.3, 0.7, 1.5)
 _DARING = (1.0, 1.1, 1.3)
 _TRIES = (12, 40)
