@@ -337,11 +337,8 @@ class _Work:
 
     def _follow(self, refiner: Refiner) -> None:
         """Take what the solution behind the proof does, mended: where few moments decide, it is close to the best."""
-        behind = self.claims.is_about_given and self.sides.given_is_behind
-        if not self.sides.fits or behind or time.perf_counter() >= self.deadline():
-            return
         suggestion = refiner.suggestion
-        if suggestion is not None:
+        if suggestion is not None and self.sides.fits and time.perf_counter() < self.deadline():
             self.sides.mend(self.claims.about, suggestion)
 
     def _num_rounds(self) -> int:

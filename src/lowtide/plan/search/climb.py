@@ -22,6 +22,8 @@ _STRIDE = 0.8
 _LIKED = 0.07
 # A schedule being mended that takes this many times as long as the best one is given up.
 _HOPELESS = 1.1
+# The work of mending one: where it takes more, it is not a matter of a few drops.
+_MENDING = 100_000
 
 
 class Climb:
@@ -111,7 +113,9 @@ class Climb:
         hopeless = _HOPELESS * self._trace.seconds if self.fits else math.inf
         for area in (True, False):
             timeline = self._timeline(schedule)
-            if timeline is not None and descend(timeline, limit, Taste(area=area), hopeless=hopeless) <= limit:
+            if timeline is None:
+                return
+            if descend(timeline, limit, Taste(area=area), hopeless=hopeless, work=_MENDING) <= limit:
                 tidy(timeline, limit)
                 self.offer(timeline.schedule(), last=False)
 

@@ -10,17 +10,24 @@ from lowtide.plan.search.timeline import Timeline
 _MOST_WORK, _MOST_PER_OP = 1_000_000, 500
 
 
-def descend(timeline: Timeline, limit: float, taste: Taste, *, hopeless: float = float("inf")) -> int:
+def descend(
+    timeline: Timeline,
+    limit: float,
+    taste: Taste,
+    *,
+    hopeless: float = float("inf"),
+    work: float = float("inf"),
+) -> int:
     """Bring the peak of `timeline` within `limit`, or to the least on the way there; return the peak.
 
     Each round drops one value at the worst run. It ends when nothing can be dropped there, when the peak has not fallen
-    for many rounds, when the schedule has become very long, when it takes more than `hopeless` seconds, or after very
-    much work.
+    for many rounds, when the schedule has become very long, when it takes more than `hopeless` seconds, or after so
+    much `work`, very much at most.
     """
     patience = 60 + timeline.facts.num_ops // 10
     longest = 4 * timeline.facts.num_ops + 100
     length = timeline.facts.num_ops
-    most = timeline.work + _MOST_WORK + _MOST_PER_OP * length
+    most = timeline.work + min(work, _MOST_WORK + _MOST_PER_OP * length)
     peaks = timeline.peaks()
     best_peak, best_mark, stalled = int(peaks.max()), len(timeline.journal), 0
     while best_peak > limit and stalled <= patience and length <= longest and timeline.seconds <= hopeless:
