@@ -135,7 +135,7 @@ def test_a_schedule_that_comes_late_counts_at_once(monkeypatch):
     problem = Problem(builder.build(outputs=[end]), builder.costs(), 170)
     module = importlib.import_module("lowtide.plan.orders.sides")
     monkeypatch.setattr(module, "descents", lambda facts, limit: [])
-    monkeypatch.setattr(module, "lowest", lambda facts, limit: (Timeline(facts), 0))
+    monkeypatch.setattr(module, "go_low", lambda facts, limit: (Timeline(facts), False))
     sides = Sides(problem, seed=0)
     sides.look_around(given=False, until=float("inf"), progress=silent)
     assert (sides.fits, sides.is_given, sides.peak_bytes) == (False, False, 211)

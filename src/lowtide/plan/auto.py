@@ -294,7 +294,7 @@ class _Work:
                 return
             self.sides.improve(int(_POLISH * min(1.0, self.auto.effort)), best=True, until=self.deadline())
             failures += before - self.sides.overhead < _WORTH * left
-            if failures > (left > _FAR) or left <= max(self.gap, _LITTLE_GAP):
+            if failures > (left > _FAR) or left <= max(self.gap, self._little_gap):
                 return
 
     def proposal(self) -> Proposal:
@@ -362,7 +362,11 @@ class _Work:
         if len(self.left) == 1:
             return num_ops > _MANY and self.left[0] <= _LITTLE_GAP
         before, after = self.left[-2:]
-        return after <= (_SMALL_GAP if num_ops > _MANY else _LITTLE_GAP) or before - after < _NEXT_TO_NOTHING * before
+        return after <= self._little_gap or before - after < _NEXT_TO_NOTHING * before
+
+    @property
+    def _little_gap(self) -> float:
+        return _SMALL_GAP if len(self.problem.graph.ops) > _MANY else _LITTLE_GAP
 
     def _enough(self) -> float:
         """Return the bound with which the search may end; a little more, so that rounding does not matter."""

@@ -26,7 +26,7 @@ _DISTANCE, _SPREAD = 4, 1 / 100
 _APART = 1 / 30
 # The more ops beyond this number, the fewer candidates.
 _FEW_OPS = 500
-# How many candidates are tried at most for each further moment.
+# How many candidates are tried at most for each further moment, fewer in large graphs.
 _TRIED = 5
 # How many of them are where the last solution exceeds the budget.
 _OVERFLOWS = 2
@@ -52,8 +52,10 @@ _FAR = 0.02
 _GLANCED = 4
 # How far below the bound a relaxation may be for its program to be solved: whole numbers can add as much.
 _NEARLY = 0.005
-# Where whole numbers have added less, and the schedule is farther than this from the relaxation, they are left out.
+# Where whole numbers have added less, they are left out if the schedule is farther than this from the relaxation, or if
+# the graph has more ops than this and the program many rows.
 _WIDE = 0.04
+_MANY_OPS = 1_000
 # Where whole numbers have added this share of the step to a relaxation, they get more work and leave more to gain.
 _WHOLE = 0.01
 _WORK_WHOLE = 1.0
@@ -198,7 +200,7 @@ class Refiner:
         hint = self.proof.hint
         overflow = [] if hint is None else _overflow(self._problem, hint)
         order = sorted(self._gains, key=lambda candidate: -self._gains[candidate])
-        return self._apart((*overflow, *order), latest.moments)[:_TRIED]
+        return self._apart((*overflow, *order), latest.moments)[: max(2, _fewer(_TRIED, self._problem))]
 
     def _apart(self, candidates: Iterable[OpId], moments: Iterable[OpId]) -> list[OpId]:
         """Return those of the candidates that are not close to a moment or to a candidate before them."""
@@ -227,7 +229,9 @@ class Refiner:
         """Solve a program in whole numbers if that may say more than is known."""
         simple, answer = latest.answer, latest.answer
         nearly = simple.bound + max(_NEARLY, self._whole) >= self.proof.bound
-        in_vain = len(latest.moments) > 1 and self._whole < _NEARLY and limits.enough - simple.bound > _WIDE
+        large = len(self._problem.graph.ops) > _MANY_OPS and latest.num_rows > _MANY_ROWS
+        wide = large or limits.enough - simple.bound > _WIDE
+        in_vain = len(latest.moments) > 1 and self._whole < _NEARLY and wide
         if nearly and simple.bound < limits.enough and not in_vain:
             answer = latest.cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter())))
             self._whole = max(self._whole, min(1.0, answer.bound) - simple.bound)

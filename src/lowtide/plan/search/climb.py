@@ -23,7 +23,7 @@ _LIKED = 0.07
 # A schedule being mended that takes this many times as long as the best one is given up.
 _HOPELESS = 1.1
 # The work of mending one: where it takes more, it is not a matter of a few drops.
-_MENDING = 100_000
+_MENDING = 200_000
 
 
 class Climb:
