@@ -10,7 +10,7 @@ schedule, which the plan then says; never worse than a planner that it asks.
    plain training and down to the budget in strides, or by running again what the solution behind the proof does. The
    proof is about the given order; once the schedule is faster than that allows, about the order of the search.
 4. They end when the overhead is within `gap` of the proved bound, when a round has brought little, after as many as
-   `effort` allows, or when the time is up. If they ended early, one last short search polishes the schedule.
+   `effort` allows, or when the time is up. Short searches then polish the schedule while that brings much.
 
 Without a time limit the answer is the same every time: all work is counted in steps. Cost: that of the list, then some
 seconds per unit of effort, little of it where the proof is met early.
