@@ -1,4 +1,6 @@
+import gc
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from lowtide.errors import MeasureError
-from lowtide.measure import Allocation, levels, measure_peak, memory_timeline, record, run_with_peak
+from lowtide.measure import Allocation, levels, measure_peak, memory_timeline, record, run_phases, run_with_peak
 
 CPU = torch.device("cpu")
 
@@ -187,3 +189,23 @@ def test_the_quick_way_works_in_a_thread_beside_a_recording():
     peaks = []
     assert measure_peak(beside) == 40
     assert peaks == [4000]
+
+
+@pytest.mark.parametrize("measure", [lambda fn: run_with_peak(fn, CPU)[1], lambda fn: run_phases([fn], CPU)[0][0]])
+def test_garbage_from_before_is_not_collected_meanwhile(measure: Callable[[Callable[[], object]], int]) -> None:
+    def leave_garbage() -> None:
+        cycle: list[object] = [torch.empty(1000)]
+        cycle.append(cycle)
+
+    def step() -> object:
+        leave_nothing = [[] for _ in range(2000)]  # more than a collection waits for
+        return torch.empty(10), leave_nothing
+
+    before = gc.get_threshold()
+    gc.set_threshold(100, 1, 1)
+    try:
+        leave_garbage()
+        assert measure(step) == 40
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*before)

@@ -8,8 +8,10 @@ before the recording began. A block from before that is freed meanwhile therefor
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -80,7 +82,8 @@ def run_with_peak(fn: Callable[[], Result], device: torch.device) -> tuple[Resul
         ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())  # profile_memory
     )
     try:
-        result = fn()
+        with _uncollected():
+            result = fn()
     finally:
         threads = _disable_profiler_legacy()
     changes = (event.cpu_memory_usage() for events in threads for event in events if event.kind() == "memory_alloc")
@@ -98,10 +101,11 @@ def run_phases(phases: Sequence[Callable[[], object]], device: torch.device) -> 
         ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())  # profile_memory
     )
     try:
-        for phase in phases:
-            with record_function(_PHASE):
-                pass
-            phase()
+        with _uncollected():
+            for phase in phases:
+                with record_function(_PHASE):
+                    pass
+                phase()
     finally:
         threads = _disable_profiler_legacy()
     found: list[tuple[int, int]] = []
@@ -114,6 +118,18 @@ def run_phases(phases: Sequence[Callable[[], object]], device: torch.device) -> 
             level += event.cpu_memory_usage()
             peak = max(peak, level)
     return [*found[1:], (peak, level)]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python from collecting garbage: tensors in it from before would seem to be freed by what is measured."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _phases_on_cuda(phases: Sequence[Callable[[], object]], device: torch.device) -> list[tuple[int, int]]:

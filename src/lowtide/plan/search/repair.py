@@ -16,10 +16,11 @@ from lowtide.schedule.steps import Schedule
 # The share of the repeated runs that is taken out at once, and about how many at most.
 _SHARES = (0.03, 0.05, 0.1, 0.2)
 _MOST_RUNS = 60
-# By how much slower than before a mended schedule may be at first, as a share of plain training: less and less.
-_WARMTH = 0.02
-# A mended schedule this much slower than the best is not worth tidying.
-_HOPELESS = 1.03
+# By how much slower than before a mended schedule may be at first, as a share of plain training: less and less. And how
+# many times slower than the best it must be not to be worth tidying. Both are more if the overhead is above a share.
+_WARMTH, _HOPELESS = 0.01, 1.02
+_WARMTH_ABOVE, _HOPELESS_ABOVE = 0.02, 1.03
+_ABOVE = 0.15
 _SPREADS = (0.3, 0.7, 1.5)
 _DARING = (1.0, 1.1, 1.3)
 _TRIES = (12, 40)
@@ -66,6 +67,8 @@ def improve(
     """
     best, best_seconds, idle = timeline.schedule(), timeline.seconds, 0
     most, plain = timeline.work + work, sum(timeline.facts.seconds)
+    above = best_seconds > (1 + _ABOVE) * plain
+    warmth, too_slow = (_WARMTH_ABOVE, _HOPELESS_ABOVE) if above else (_WARMTH, _HOPELESS)
     timeline.commit()
     while timeline.work < most and time.perf_counter() < until:
         repeats = timeline.repeats()
@@ -73,13 +76,13 @@ def improve(
             break
         idle += 1
         timeline.work += 20 + len(timeline.rows) // 20
-        allowed = timeline.seconds * (1 + 1e-12) + _WARMTH * plain * dice.few.random() * (most - timeline.work) / work
+        allowed = timeline.seconds * (1 + 1e-12) + warmth * plain * dice.few.random() * (most - timeline.work) / work
         for run in dice.some(repeats):
             if timeline.exists(run):
                 timeline.delete(run)
                 timeline.prune()
-        peak = descend(timeline, limit, dice.taste(len(timeline.facts.bytes)), hopeless=_HOPELESS * best_seconds)
-        if peak <= limit and timeline.seconds <= _HOPELESS * best_seconds:
+        peak = descend(timeline, limit, dice.taste(len(timeline.facts.bytes)), hopeless=too_slow * best_seconds)
+        if peak <= limit and timeline.seconds <= too_slow * best_seconds:
             tidy(timeline, limit, thorough=False)
             if timeline.seconds <= allowed:
                 timeline.commit()
