@@ -193,18 +193,19 @@ def test_the_quick_way_works_in_a_thread_beside_a_recording():
 
 @pytest.mark.parametrize("measure", [lambda fn: run_with_peak(fn, CPU)[1], lambda fn: run_phases([fn], CPU)[0][0]])
 def test_garbage_from_before_is_not_collected_meanwhile(measure: Callable[[Callable[[], object]], int]) -> None:
-    def leave_garbage() -> None:
-        cycle: list[object] = [torch.empty(1000)]
-        cycle.append(cycle)
+    cycle: list[object] = [torch.empty(1000)]
+    cycle.append(cycle)
+    held = [cycle]
+    del cycle
 
     def step() -> object:
-        leave_nothing = [[] for _ in range(2000)]  # more than a collection waits for
-        return torch.empty(10), leave_nothing
+        held.clear()  # only now, so that nothing before collects it
+        lists: list[object] = [[] for _ in range(2000)]  # more than a collection waits for
+        return torch.empty(10), lists
 
     before = gc.get_threshold()
     gc.set_threshold(100, 1, 1)
     try:
-        leave_garbage()
         assert measure(step) == 40
         assert gc.isenabled()
     finally:
