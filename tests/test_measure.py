@@ -191,22 +191,27 @@ def test_the_quick_way_works_in_a_thread_beside_a_recording():
     assert peaks == [4000]
 
 
-@pytest.mark.parametrize("measure", [lambda fn: run_with_peak(fn, CPU)[1], lambda fn: run_phases([fn], CPU)[0][0]])
-def test_garbage_from_before_is_not_collected_meanwhile(measure: Callable[[Callable[[], object]], int]) -> None:
-    cycle: list[object] = [torch.empty(1000)]
-    cycle.append(cycle)
-    held = [cycle]
-    del cycle
+@pytest.mark.parametrize("measure", [lambda fn: run_with_peak(fn, CPU), lambda fn: run_phases([fn], CPU)])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_meanwhile(measure: Callable[[Callable[[], object]], object], enabled: bool) -> None:
+    """Tensors in garbage from before would seem to be freed by what is measured."""
+    seen = []
 
-    def step() -> object:
-        held.clear()  # only now, so that nothing before collects it
-        lists: list[object] = [[] for _ in range(2000)]  # more than a collection waits for
-        return torch.empty(10), lists
+    def step() -> None:
+        seen.append(gc.isenabled())
 
-    before = gc.get_threshold()
-    gc.set_threshold(100, 1, 1)
+    def failing_step() -> None:
+        step()
+        raise KeyError
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
     try:
-        assert measure(step) == 40
-        assert gc.isenabled()
+        measure(step)
+        assert gc.isenabled() == enabled
+        with pytest.raises(KeyError):
+            measure(failing_step)
+        assert gc.isenabled() == enabled
     finally:
-        gc.set_threshold(*before)
+        (gc.enable if before else gc.disable)()
+    assert seen == [False, False]
