@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.base import Progress
 from lowtide.plan.orders.delay import delayed
+from lowtide.plan.orders.idle import without_idle_runs
 from lowtide.plan.orders.view import View
 from lowtide.plan.planners.greedy import descents, go_low
 from lowtide.plan.problem import Problem
@@ -129,6 +130,7 @@ class Sides:
         found += [self._side(view, own_ones) for view, own_ones in zip(views, descended, strict=True)]
         self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
+        self._let_wait()
 
     def go_low(self) -> None:
         """Look for a schedule within the budget, or of as little memory as is found, in the given order."""
@@ -147,6 +149,7 @@ class Sides:
         self._turn += not best
         side.climb.improve(work, anew=anew, hint=side.view.ops_inward(hint), until=until)
         self._sides.sort(key=self._rank)
+        self._let_wait()
 
     def mend(self, view: View, schedule: Schedule) -> None:
         """Bring `schedule`, one of `view`, within the budget on the side of that order; see `Climb.mend`."""
@@ -154,6 +157,17 @@ class Sides:
             if side.view.order == view.order:
                 side.climb.mend(schedule)
         self._sides.sort(key=self._rank)
+        self._let_wait()
+
+    def _let_wait(self) -> None:
+        """Take the schedules of both sides without idle runs if that is better: it adds the side of another order."""
+        for side in self._sides[:2]:
+            schedule = side.view.outward(side.climb.schedule)
+            shorter = without_idle_runs(self._problem.graph, schedule)
+            if side.climb.fits and shorter != schedule:
+                trace = self._problem.price(shorter)
+                if not self.fits or self._problem.overhead(trace) < self.overhead:
+                    self.take(shorter)
 
     @property
     def _climb(self) -> Climb:
