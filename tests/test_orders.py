@@ -10,6 +10,7 @@ from lowtide.graph.build import GraphBuilder, check_graph
 from lowtide.plan.auto import Auto
 from lowtide.plan.base import silent
 from lowtide.plan.orders.delay import delayed
+from lowtide.plan.orders.idle import without_idle_runs
 from lowtide.plan.orders.sides import Sides, first_runs
 from lowtide.plan.orders.view import View
 from lowtide.plan.planners.keep_all import KeepAll
@@ -75,6 +76,65 @@ def test_random_ops_and_those_that_run_once_do_not_wait():
     for mark in ({"random": True}, {"pinned": "it has an effect"}):
         marked = replace(graph, ops=tuple(replace(op, **mark) if op.name == "early" else op for op in graph.ops))
         assert delayed(marked, outputs=False) == tuple(range(5))
+
+
+@RELAXED
+@given(st.data())
+def test_without_idle_runs_a_schedule_is_legal_and_no_dearer(data):
+    graph, costs = data.draw(graphs(max_ops=8))
+    problem = Problem(graph, costs, 100)
+    schedule = data.draw(schedules(graph))
+    shorter = without_idle_runs(graph, schedule)
+    verify(graph, shorter)
+    before, after = problem.price(schedule), problem.price(shorter)
+    assert after.peak_bytes <= before.peak_bytes
+    assert after.seconds <= before.seconds + 1e-9
+    assert set(shorter.forward) == set(schedule.forward)
+    assert set(shorter.backward) == set(schedule.backward)
+    assert without_idle_runs(graph, shorter) == shorter
+
+
+def two_readers():
+    """Return a graph in which a large gradient is made before what only another reader needs is gone."""
+    builder = GraphBuilder()
+    (x,) = builder.add_op("x", [], [("x", 10)])
+    (wide,) = builder.add_op("wide", [x], [("wide", 100)])
+    (active,) = builder.add_op("active", [wide], [("active", 100)])
+    (loss,) = builder.add_op("loss", [active], [("loss", 1)])
+    builder.begin_backward()
+    (grad,) = builder.add_op("grad", [loss], [("grad", 10)])
+    (of_wide,) = builder.add_op("of_wide", [grad, wide], [("of_wide", 100)])
+    (of_weight,) = builder.add_op("of_weight", [grad, active], [("of_weight", 1)])
+    (of_x,) = builder.add_op("of_x", [of_wide], [("of_x", 1)])
+    return builder.build(outputs=[loss, of_weight, of_x]), builder.costs()
+
+
+def test_an_op_waits_whose_result_nobody_reads_before_it_is_made_again():
+    graph, _ = two_readers()
+    ops = {op.name: number for number, op in enumerate(graph.ops)}
+    steps = ["grad", "of_wide", "active", "of_weight", "of_wide", "of_x"]
+    schedule = Schedule(tuple(graph.forward), tuple(ops[name] for name in steps))
+    verify(graph, schedule)
+    shorter = without_idle_runs(graph, schedule)
+    assert [graph.ops[op].name for op in shorter.backward] == ["grad", "active", "of_weight", "of_wide", "of_x"]
+    assert shorter.forward == schedule.forward
+    # What somebody reads meanwhile stays, and so does what must run once or draws random numbers.
+    read = Schedule(schedule.forward, (*schedule.backward[:2], ops["of_x"], *schedule.backward[2:-1]))
+    verify(graph, read)
+    assert without_idle_runs(graph, read) == read
+    for mark in ({"random": True}, {"first_run_only": frozenset(graph.ops[ops["of_wide"]].outputs)}):
+        marked = replace(graph, ops=tuple(replace(op, **mark) if op.name == "of_wide" else op for op in graph.ops))
+        assert without_idle_runs(marked, schedule) == schedule
+
+
+def test_auto_lets_a_large_gradient_wait_for_a_gradient_of_a_weight():
+    graph, costs = two_readers()
+    # Both large activations and the gradient of one of them do not fit; of the three, any two do.
+    problem = Problem(graph, costs, 250)
+    plan = solve(problem, Auto(planners={"keep_all": KeepAll()}))
+    assert plan.fits
+    assert [graph.ops[op].name for op in plan.schedule.backward][-2:] == ["of_wide", "of_x"]
+    assert (plan.overhead, plan.num_recomputed) == (0.0, 0)
 
 
 def test_auto_takes_an_order_that_needs_no_recomputation():
