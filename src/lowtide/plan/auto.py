@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import count
@@ -31,7 +30,7 @@ from lowtide.graph.ir import OpId
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
-from lowtide.plan.bounds.refine import Refiner
+from lowtide.plan.bounds.prover import Prover
 from lowtide.plan.claims import EQUAL, Claims
 from lowtide.plan.options import check_numbers
 from lowtide.plan.orders.sides import Sides, first_runs
@@ -42,6 +41,8 @@ from lowtide.schedule.verify import verify
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
+# Up to this number of ops the proof is not worth a process of its own.
+_FEW_OPS = 150
 # Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
 # Above this number of ops, rounds are dear enough to end early, and planners that win only where memory is very scarce
@@ -155,32 +156,34 @@ class Auto(AbstractPlanner):
         """Return the best schedule found and the bound proved."""
         if problem.fits(problem.baseline):
             return Proposal(Schedule.keep_all(problem.graph), bound=0.0, optimal=True)
-        work = _Work(self, problem, progress)
-        work.ask_planners()
-        if self.effort:
-            work.sides.look_around(given=work.descends_late, until=work.deadline(), progress=progress)
-        work.ask_late()
-        if not work.sides.fits:
+        # A process of its own takes as long to start as a small graph takes to plan.
+        apart = self.effort > 0 and _FEW_OPS < len(problem.graph.ops) <= _MOST_OPS
+        with Prover(apart=apart) as prover:
+            work = _Work(self, problem, prover, progress)
+            work.ask_planners()
+            if self.effort:
+                work.sides.look_around(given=work.descends_late, until=work.deadline(), progress=progress)
+            work.ask_late()
+            if not work.sides.fits:
+                work.offer_starts()
+            if self.effort:
+                work.run_rounds()
             work.offer_starts()
-        if self.effort:
-            work.run_rounds()
-        work.offer_starts()
-        if self.effort:
-            work.polish()
-            # Nothing to do unless the last search has left the proof behind.
-            work.run_rounds(at_most=0)
-        return work.proposal()
+            if self.effort:
+                work.polish()
+                # Nothing to do unless the last search has left the proof behind.
+                work.run_rounds(at_most=0)
+            return work.proposal()
 
 
 class _Work:
     """One call of `Auto.propose`."""
 
-    def __init__(self, auto: Auto, problem: Problem, progress: Progress) -> None:
-        self.auto, self.problem, self.progress = auto, problem, progress
+    def __init__(self, auto: Auto, problem: Problem, prover: Prover, progress: Progress) -> None:
+        self.auto, self.problem, self.prover, self.progress = auto, problem, prover, progress
         self.started = time.perf_counter()
         self.sides = Sides(problem, seed=auto.seed)
         self.claims = Claims(self.sides.view, impossible=least_peak_bytes(problem) > problem.budget_bytes)
-        self.refiner: Refiner | None = None
         growth = 1.0 if auto.effort > 1 else max(1.0, len(problem.graph.ops) / _SMALL)
         self.gap = auto.gap * growth
         # Whether the last search went on from the best schedule and found a much better one: then so does the next.
@@ -237,51 +240,52 @@ class _Work:
         last = 0
         if at_most is None:
             self._glance()
-        with ThreadPoolExecutor(max_workers=1) as other_core:
-            for number in count():
-                if self._must_turn():
-                    self._turn()
-                    # While nothing fits, how far the search goes must not depend on the budget by way of the proof.
-                    last = number + _ANEW if self.sides.fits else last
-                # There are more of them as soon as something fits.
-                enough = self._num_rounds() if at_most is None else at_most
-                if self._is_done() or number >= max(enough, last) or self._has_stalled():
-                    return
-                # That nothing fits is only said of the given order.
-                worth_proving = self.sides.fits or self.claims.is_about_given
-                if self.refiner is None and worth_proving and len(self.problem.graph.ops) <= _MOST_OPS:
-                    self.refiner = Refiner(self.claims.about.problem)
-                refiner = self.refiner
-                planned = _ROUNDS[number % len(_ROUNDS)]
-                scale = max(1.0, self.auto.effort / 4)
-                # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
-                proof = (planned.proof if self.sides.fits else _LITTLE) * scale
-                limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
-                hint = () if refiner is None else self.claims.about.ops_outward(refiner.hint)
-                proving = None if refiner is None or refiner.done else other_core.submit(refiner.advance, limits)
-                for start, work in self._searches(planned):
-                    # The last planner of the list has looked for less memory already.
-                    self._search(start, int(work * scale if self.sides.fits else _LITTLE * work * scale), hint)
-                if refiner is not None and proving is not None:
-                    self.claims.note(proving.result().bound)
-                    self._follow(refiner)
-                if self.sides.fits:
-                    self.left.append(self.sides.overhead - self.claims.latest)
-                self._report()
+        for number in count():
+            if self._must_turn():
+                self._turn()
+                # While nothing fits, how far the search goes must not depend on the budget by way of the proof.
+                last = number + _ANEW if self.sides.fits else last
+            # There are more of them as soon as something fits.
+            enough = self._num_rounds() if at_most is None else at_most
+            if self._is_done() or number >= max(enough, last) or self._has_stalled():
+                return
+            # That nothing fits is only said of the given order.
+            worth_proving = self.sides.fits or self.claims.is_about_given
+            if self.prover.problem is None and worth_proving and len(self.problem.graph.ops) <= _MOST_OPS:
+                self.prover.turn_to(self.claims.about.problem)
+            self._run_round(_ROUNDS[number % len(_ROUNDS)])
+
+    def _run_round(self, planned: _Round) -> None:
+        """Search while the proof goes on."""
+        scale = max(1.0, self.auto.effort / 4)
+        # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
+        proof = (planned.proof if self.sides.fits else _LITTLE) * scale
+        limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
+        hint = self.claims.about.ops_outward(self.prover.hint)
+        proving = None if self.prover.problem is None or self.prover.done else self.prover.advance(limits)
+        for start, work in self._searches(planned):
+            # The last planner of the list has looked for less memory already.
+            self._search(start, int(work * scale if self.sides.fits else _LITTLE * work * scale), hint)
+        if proving is not None:
+            self.claims.note(proving().bound)
+            self._follow()
+        if self.sides.fits:
+            self.left.append(self.sides.overhead - self.claims.latest)
+        self._report()
 
     def _glance(self) -> None:
         """Let the proof be about the order of the best schedule if the given one is behind and seems to stay there."""
         behind = self.sides.given_is_behind and not self.claims.impossible
         if behind and len(self.problem.graph.ops) <= _MOST_OPS:
-            self.refiner = Refiner(self.claims.about.problem)
-            self.claims.note(self.refiner.glance(seconds=self._seconds_left()).bound)
+            self.prover.turn_to(self.claims.about.problem)
+            self.claims.note(self.prover.glance(seconds=self._seconds_left()).bound)
             if self.claims.latest >= _NEARLY * self.sides.overhead:
                 self._turn()
 
     def _turn(self) -> None:
         """Let the proof be about the order of the best schedule from now on."""
         self.claims.turn(self.sides.view)
-        self.refiner = None
+        self.prover.turn_to(None)
         self.left.clear()
 
     def polish(self) -> None:
@@ -293,6 +297,7 @@ class _Work:
             if not self.sides.fits or left <= EQUAL or time.perf_counter() >= self.deadline():
                 return
             self.sides.improve(int(_POLISH * min(1.0, self.auto.effort)), best=True, until=self.deadline())
+            self._let_wait()
             failures += before - self.sides.overhead < _WORTH * left
             if failures > (left > _FAR) or left <= max(self.gap, self._little_gap):
                 return
@@ -326,20 +331,28 @@ class _Work:
 
     def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
         before = self.sides.overhead if self.sides.fits else math.inf
-        if self.rises:
-            self.sides.improve(work, best=True, until=self.deadline())
-        elif start is _From.PROOF and hint:
-            self.sides.improve(work, hint=hint, until=self.deadline())
+        # Once the proof is about the order of the best schedule, others have had their turns.
+        best = self.rises or not self.claims.is_about_given
+        if start is _From.PROOF and hint and not self.rises:
+            self.sides.improve(work, hint=hint, best=best, until=self.deadline())
         else:
-            self.sides.improve(work, anew=start is not _From.BEST, until=self.deadline())
+            anew = start is not _From.BEST and not self.rises
+            self.sides.improve(work, anew=anew, best=best, until=self.deadline())
+        self._let_wait()
         onward = self.rises or start is _From.BEST
         self.rises = onward and math.inf > before > (1 + _RISING) * self.sides.overhead
 
-    def _follow(self, refiner: Refiner) -> None:
+    def _follow(self) -> None:
         """Take what the solution behind the proof does, mended: where few moments decide, it is close to the best."""
-        suggestion = refiner.suggestion
+        suggestion = self.prover.suggestion
         if suggestion is not None and self.sides.fits and time.perf_counter() < self.deadline():
             self.sides.mend(self.claims.about, suggestion)
+            self._let_wait()
+
+    def _let_wait(self) -> None:
+        """Let ops wait where they may as well, which changes the order, unless the proof is about that by now."""
+        if self.claims.is_about_given:
+            self.sides.let_wait()
 
     def _num_rounds(self) -> int:
         if self.auto.effort <= 1 and not self.sides.fits:
@@ -350,8 +363,7 @@ class _Work:
         if self.auto.effort > 1:
             return number
         # Where memory is so scarce that the proof stays far behind, one less is enough, unless it is over anyway.
-        proving = self.refiner is None or not self.refiner.done
-        less = proving and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _MEDIUM
+        less = not self.prover.done and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _MEDIUM
         return max(1, number - less)
 
     def _has_stalled(self) -> bool:
@@ -362,7 +374,8 @@ class _Work:
         if len(self.left) == 1:
             return num_ops > _MANY and self.left[0] <= _LITTLE_GAP
         before, after = self.left[-2:]
-        return after <= self._little_gap or before - after < _NEXT_TO_NOTHING * before
+        dear = num_ops > _MANY or after <= _FAR
+        return after <= self._little_gap or (dear and before - after < _NEXT_TO_NOTHING * before)
 
     @property
     def _little_gap(self) -> float:

@@ -16,7 +16,6 @@ from lowtide.plan.bounds.program import Answer, Limits
 from lowtide.plan.bounds.timeline import Timeline
 from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
-from lowtide.schedule.steps import Schedule
 
 # How many candidates for moments each of both measures gives, and their least distance, in ops and as a share of all:
 # neighbours say the same.
@@ -117,16 +116,6 @@ class Refiner:
         self._again = False
         # What whole numbers have added to a relaxation.
         self._whole = 0.0
-
-    @property
-    def hint(self) -> frozenset[OpId]:
-        """The ops that run again in the solution of the latest program that has one."""
-        return frozenset() if self.proof.hint is None else frozenset().union(*self.proof.hint.rerun)
-
-    @property
-    def suggestion(self) -> Schedule | None:
-        """What that solution does, as a schedule, if there is one; it may not fit."""
-        return None if self.proof.hint is None else schedule_of(self._problem.graph, self.proof.hint)
 
     def glance(self, *, seconds: float) -> Proof:
         """Return what the relaxation says with a few moments that are likely to matter, without trying others."""

@@ -27,6 +27,8 @@ from lowtide.schedule.verify import verify
 _NEAR = 1.15
 # Above this number of ops no other order is looked at; above the second, none that only promises less memory.
 _MOST_OPS, _FEW_OPS = 4_000, 500
+# The work of a search after ops have been let wait, and how often that is done at most before the long searches.
+_SETTLING, _MOST_SETTLING = 300_000, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Sides:
         found += [self._side(view, own_ones) for view, own_ones in zip(views, descended, strict=True)]
         self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
-        self._let_wait()
+        self._settle(until)
 
     def go_low(self) -> None:
         """Look for a schedule within the budget, or of as little memory as is found, in the given order."""
@@ -149,7 +151,6 @@ class Sides:
         self._turn += not best
         side.climb.improve(work, anew=anew, hint=side.view.ops_inward(hint), until=until)
         self._sides.sort(key=self._rank)
-        self._let_wait()
 
     def mend(self, view: View, schedule: Schedule) -> None:
         """Bring `schedule`, one of `view`, within the budget on the side of that order; see `Climb.mend`."""
@@ -157,9 +158,17 @@ class Sides:
             if side.view.order == view.order:
                 side.climb.mend(schedule)
         self._sides.sort(key=self._rank)
-        self._let_wait()
 
-    def _let_wait(self) -> None:
+    def _settle(self, until: float) -> None:
+        """Let ops wait and search on for a short while, as long as that leads to another order."""
+        for _ in range(_MOST_SETTLING):
+            before = self.view
+            self.let_wait()
+            if self.view is before or time.perf_counter() >= until:
+                return
+            self._climb.improve(_SETTLING, until=until)
+
+    def let_wait(self) -> None:
         """Take the schedules of both sides without idle runs if that is better: it adds the side of another order."""
         for side in self._sides[:2]:
             schedule = side.view.outward(side.climb.schedule)
