@@ -80,12 +80,10 @@ _ROUNDS = (
     _Round(((_From.PROOF, 1_000_000), (_From.PLAIN, 900_000), (_From.PROOF, 900_000)), 1.5),
     _Round(((_From.PROOF, 900_000), (_From.BEST, 1_200_000)), 1.5),
 )
-# An overhead above which schedules are of less use.
-_DEAR = 0.5
 # The share of the gap that a round must at least have closed for another to be worth its time.
 _NEXT_TO_NOTHING = 0.05
 # A gap that is not worth a third round, or a second if rounds take long; and one that is not worth a third then.
-_LITTLE_GAP, _SMALL_GAP = 0.01, 0.025
+_LITTLE_GAP, _SMALL_GAP = 0.01, 0.03
 # A gap that is wide.
 _WIDE = 0.05
 # The share of its overhead by which a search must have lowered it to be gone on with at once.
@@ -97,11 +95,13 @@ _ANEW = 2
 _NEARLY = 0.8
 # How often the proof may turn to another order.
 _MOST_TURNS = 2
+# The work of a search beside a first glance at what can be proved.
+_GLANCE = 500_000
 # The work of one last search, how many there are at most, and the share of the gap that one must close for another.
 _POLISH = 1_200_000
 _MOST_POLISH = 6
 _WORTH = 0.03
-# A gap with which a last search that has closed less is forgiven once.
+# A gap with which there is one more round, and a last search that has closed less is forgiven once.
 _FAR = 0.03
 
 
@@ -262,7 +262,8 @@ class _Work:
         proof = (planned.proof if self.sides.fits else _LITTLE) * scale
         limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
         hint = self.claims.about.ops_outward(self.prover.hint)
-        proving = None if self.prover.problem is None or self.prover.done else self.prover.advance(limits)
+        known = self.claims.about.inward(self.sides.schedule)
+        proving = None if self.prover.problem is None or self.prover.done else self.prover.advance(limits, known)
         for start, work in self._searches(planned):
             # The last planner of the list has looked for less memory already.
             self._search(start, int(work * scale if self.sides.fits else _LITTLE * work * scale), hint)
@@ -270,7 +271,7 @@ class _Work:
             self.claims.note(proving().bound)
             self._follow()
         if self.sides.fits:
-            self.left.append(self.sides.overhead - self.claims.latest)
+            self.left.append(self._left())
         self._report()
 
     def _glance(self) -> None:
@@ -278,7 +279,9 @@ class _Work:
         behind = self.sides.given_is_behind and not self.claims.impossible
         if behind and len(self.problem.graph.ops) <= _MOST_OPS:
             self.prover.turn_to(self.claims.about.problem)
-            self.claims.note(self.prover.glance(seconds=self._seconds_left()).bound)
+            glancing = self.prover.glance(seconds=self._seconds_left())
+            self._search(_From.BEST, int(_GLANCE * min(1.0, self.auto.effort)), ())
+            self.claims.note(glancing().bound)
             if self.claims.latest >= _NEARLY * self.sides.overhead:
                 self._turn()
 
@@ -293,7 +296,7 @@ class _Work:
         failures = 0
         for _ in range(_MOST_POLISH):
             before = self.sides.overhead
-            left = before - self.claims.latest
+            left = self._left()
             if not self.sides.fits or left <= EQUAL or time.perf_counter() >= self.deadline():
                 return
             self.sides.improve(int(_POLISH * min(1.0, self.auto.effort)), best=True, until=self.deadline())
@@ -326,7 +329,7 @@ class _Work:
         """
         large = self.auto.effort <= 1 and len(self.problem.graph.ops) > _MANY
         chosen = [(start, work) for start, work in planned.searches if not (large and start is _From.PLAIN)]
-        wide = self.sides.fits and self.sides.overhead - self.claims.latest > _WIDE
+        wide = self.sides.fits and self._left() > _WIDE
         return [*chosen, (_From.BEST, _POLISH)] if wide else chosen
 
     def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
@@ -362,9 +365,8 @@ class _Work:
         number = max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
         if self.auto.effort > 1:
             return number
-        # Where memory is so scarce that the proof stays far behind, one less is enough, unless it is over anyway.
-        less = not self.prover.done and self.sides.overhead > _DEAR and len(self.problem.graph.ops) > _MEDIUM
-        return max(1, number - less)
+        # One more where much is left, unless it is dear.
+        return number + (len(self.problem.graph.ops) <= _MANY and self._left() > _FAR)
 
     def _has_stalled(self) -> bool:
         """Whether one more round is not worth its time: the last of several brought or left little, or it is dear."""
@@ -392,8 +394,15 @@ class _Work:
     def _seconds_left(self) -> float:
         return max(0.1, self.deadline() - time.perf_counter())
 
+    def _left(self) -> float:
+        """Return what the best schedule has above what the proof has come to so far; infinite if none fits.
+
+        Once it is about another order, what is known about the given one does not count: the next search may beat it.
+        """
+        return self.sides.overhead - self.claims.latest if self.sides.fits else math.inf
+
     def _is_done(self) -> bool:
-        close = self.sides.fits and self.sides.overhead - self.claims.latest <= max(self.gap, EQUAL)
+        close = self._left() <= max(self.gap, EQUAL)
         hopeless = math.isinf(self.claims.latest) or (self.claims.impossible and self.claims.is_about_given)
         return close or hopeless or time.perf_counter() > self.deadline()
 

@@ -1,8 +1,8 @@
 """What is proved about which order of first runs.
 
 The proof is about the given order at first. Once the best schedule, in an order of its own, is faster than any in the
-given order can be, or none in the given order fits, it is about that of the best schedule; what was proved before still
-holds, and counts as soon as the best schedule turns out not to be as fast.
+given order can be, or seems to be, or none in the given order fits, it is about that of the best schedule. What was
+proved before still holds, and counts where it says more about a schedule that is not as fast.
 """
 
 from __future__ import annotations
@@ -59,10 +59,17 @@ class Claims:
         return self.impossible or overhead - self._of_given <= EQUAL
 
     def bound(self, order: tuple[OpId, ...], overhead: float) -> float:
-        """Return what is proved for a schedule with that order and `overhead`, or 0 if nothing is about such ones."""
-        if not self.beats_given(overhead) or order == self._given.order:
-            return min(self._of_given, overhead)
-        return min(self._of_other, overhead) if order == self.about.order else 0.0
+        """Return what is proved for a schedule with that order and `overhead`, or 0 if nothing is about such ones.
+
+        A bound of the given order that the schedule is below says nothing about it.
+        """
+        is_given = order == self._given.order
+        proved = [0.0]
+        if is_given or not self.beats_given(overhead):
+            proved.append(self._of_given)
+        if not is_given and order == self.about.order:
+            proved.append(self._of_other)
+        return min(max(proved), overhead)
 
     def is_optimal(self, order: tuple[OpId, ...], overhead: float) -> bool:
         """Whether no schedule in the given order, which `order` is, has less than `overhead`."""

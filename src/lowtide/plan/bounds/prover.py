@@ -62,13 +62,13 @@ class Prover:
         self.problem, self._refiner = problem, None
         self.proof, self.done = Proof(0.0, ()), False
 
-    def glance(self, *, seconds: float) -> Proof:
-        """Return what a relaxation with a few moments says; see `Refiner.glance`."""
-        return self._begin("glance", seconds=seconds)()
+    def glance(self, *, seconds: float) -> Callable[[], Proof]:
+        """Begin a relaxation with a few moments; return what waits for its end and returns the best proof."""
+        return self._begin("glance", seconds=seconds)
 
-    def advance(self, limits: Limits) -> Callable[[], Proof]:
+    def advance(self, limits: Limits, known: Schedule) -> Callable[[], Proof]:
         """Begin another stage; return what waits for its end and returns the best proof. See `Refiner.advance`."""
-        return self._begin("advance", limits=limits)
+        return self._begin("advance", limits=limits, known=known)
 
     def _begin(self, method: str, **arguments: Any) -> Callable[[], Proof]:
         under_way: Future[tuple[Proof, bool]] = self._thread.submit(self._run, method, arguments)

@@ -13,9 +13,10 @@ from lowtide.graph.ir import OpId
 from lowtide.plan.bounds.cutting import Cutter
 from lowtide.plan.bounds.hints import Hint, schedule_of
 from lowtide.plan.bounds.program import Answer, Limits
-from lowtide.plan.bounds.timeline import Timeline
+from lowtide.plan.bounds.timeline import Floats, Timeline
 from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
+from lowtide.schedule.steps import Schedule
 
 # How many candidates for moments each of both measures gives, and their least distance, in ops and as a share of all:
 # neighbours say the same.
@@ -29,6 +30,8 @@ _FEW_OPS = 500
 _TRIED = 5
 # How many of them are where the last solution exceeds the budget.
 _OVERFLOWS = 2
+# The share of the budget from which on a schedule has next to nothing to spare.
+_SCARCE = 0.97
 # How many moments one stage adds at most, and by how much, as a share of the step, the relaxation must rise with each
 # but the first of them; a third of it if whole numbers add nothing.
 _MOST_AT_ONCE = 3
@@ -128,9 +131,14 @@ class Refiner:
             self.proof = Proof(bound, tuple(sorted(moments)), self.proof.hint)
         return self.proof
 
-    def advance(self, limits: Limits) -> Proof:
-        """Add moments, and return the best proof; the time of `limits` is for all of it."""
+    def advance(self, limits: Limits, known: Schedule | None = None) -> Proof:
+        """Add moments, and return the best proof; the time of `limits` is for all of it.
+
+        Where a `known` schedule, the best one there is, has no memory to spare, a moment may say much.
+        """
         deadline = time.perf_counter() + limits.seconds
+        for op in [] if known is None else _scarce(self._problem, known):
+            self._gains.setdefault(op, float("inf"))
         before = self._latest
         if before is None:
             self._begin(limits, deadline)
@@ -264,16 +272,41 @@ def _fewer(count: int, problem: Problem) -> int:
 
 def _overflow(problem: Problem, hint: Hint) -> list[OpId]:
     """Return the first runs at which the schedule of `hint` exceeds the budget most, between two moments each."""
-    schedule = schedule_of(problem.graph, hint)
-    during = np.array(problem.price(schedule).bytes_during)
-    steps = np.array(schedule.steps)
-    _, first = np.unique(steps, return_index=True)
-    # Every step counts for the next first run, so that repeated runs count where they are needed.
-    owner = np.minimum(np.searchsorted(first, np.arange(len(steps))), len(first) - 1)
-    highest = np.zeros(len(first))
-    np.maximum.at(highest, owner, during)
+    highest = _highest(problem, schedule_of(problem.graph, hint))
     highest[list(hint.moments)] = 0
-    ends = [0, *sorted(hint.moments), len(first)]
+    ends = [0, *sorted(hint.moments), len(highest)]
     worst = [start + int(np.argmax(highest[start:end])) for start, end in pairwise(ends) if start < end]
     over = [op for op in worst if highest[op] > problem.budget_bytes]
     return sorted(over, key=lambda op: -highest[op])[:_OVERFLOWS]
+
+
+def _scarce(problem: Problem, schedule: Schedule) -> list[OpId]:
+    """Return the first runs at which `schedule` has next to nothing to spare, the last ones first.
+
+    Of neighbours only the one where it has least counts.
+    """
+    highest = _highest(problem, schedule)
+    distance = max(_DISTANCE, _SPREAD * len(highest))
+    chosen: list[OpId] = []
+    for op in np.argsort(-highest, kind="stable").tolist():
+        if highest[op] < _SCARCE * problem.budget_bytes:
+            break
+        if all(abs(op - other) >= distance for other in chosen):
+            chosen.append(op)
+    return sorted(chosen, reverse=True)
+
+
+def _highest(problem: Problem, schedule: Schedule) -> Floats:
+    """Return the highest bytes of `schedule` at every first run; a repeated run counts for the next first one."""
+    during, steps = problem.price(schedule).bytes_during, schedule.steps
+    highest = np.zeros(len(problem.graph.ops))
+    is_first = [False] * len(steps)
+    seen: set[OpId] = set()
+    for step, op in enumerate(steps):
+        is_first[step] = op not in seen
+        seen.add(op)
+    owner = steps[-1]
+    for step in range(len(steps) - 1, -1, -1):
+        owner = steps[step] if is_first[step] else owner
+        highest[owner] = max(highest[owner], during[step])
+    return highest

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.base import Progress
@@ -27,6 +28,8 @@ from lowtide.schedule.verify import verify
 _NEAR = 1.15
 # Above this number of ops no other order is looked at; above the second, none that only promises less memory.
 _MOST_OPS, _FEW_OPS = 4_000, 500
+# Above this number of ops one descent in another order is enough.
+_MANY_OPS = 1_000
 # The work of a search after ops have been let wait, and how often that is done at most before the long searches.
 _SETTLING, _MOST_SETTLING = 300_000, 4
 
@@ -107,7 +110,7 @@ class Sides:
         """
         graph = self._problem.graph
         if given:
-            for schedule in _descend(self._given.view):
+            for schedule in _descend(self._given.view, first=False):
                 self.offer(schedule)
         if len(graph.ops) > _MOST_OPS:
             return
@@ -122,7 +125,8 @@ class Sides:
         ]
         descended: list[list[Schedule]] = [[] for _ in views]
         # Where a plain descent gets there in one of the orders, the long way down is not worth its time in another.
-        for descent in (_descend, _go_low):
+        quickly = partial(_descend, first=len(graph.ops) > _MANY_OPS)
+        for descent in (quickly, _go_low):
             for number, view in enumerate(views):
                 if time.perf_counter() < until:
                     progress("auto: looking at another order")
@@ -195,10 +199,10 @@ class Sides:
         return side
 
 
-def _descend(view: View) -> list[Schedule]:
-    """Return the best schedule of descents in the order of `view`, if there is one."""
+def _descend(view: View, *, first: bool) -> list[Schedule]:
+    """Return the best schedule of descents in the order of `view`, or the `first` of them, if there is one."""
     problem = view.problem
-    found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes)
+    found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes, first=first)
     return [view.outward(min(found, key=lambda timeline: timeline.seconds).schedule())] if found else []
 
 

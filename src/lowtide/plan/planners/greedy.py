@@ -77,9 +77,9 @@ class Greedy(AbstractPlanner):
         return Proposal(improve(best, limit, dice=Dice(_SEED), work=int(self.effort * 1e6)))
 
 
-def descents(facts: Facts, limit: int) -> list[Timeline]:
-    """Return the tidied ends of the descents that reach `limit`."""
-    found = []
+def descents(facts: Facts, limit: int, *, first: bool = False) -> list[Timeline]:
+    """Return the tidied ends of the descents that reach `limit`, or of the `first` one that does."""
+    found: list[Timeline] = []
     # Where many layers are alike, many candidates are, too; a close look at one of a kind is enough.
     tastes = [Taste(alike=1, tries=_FEW)] if facts.num_ops > _LARGE else [Taste(), Taste(area=False)]
     for taste in tastes:
@@ -87,6 +87,8 @@ def descents(facts: Facts, limit: int) -> list[Timeline]:
         if descend(timeline, limit, taste) <= limit:
             tidy(timeline, limit)
             found.append(timeline)
+            if first:
+                break
     return found
 
 
