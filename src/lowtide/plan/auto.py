@@ -22,7 +22,6 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from itertools import count
 
 from lowtide.errors import InvalidOptionError
@@ -35,6 +34,7 @@ from lowtide.plan.claims import EQUAL, Claims
 from lowtide.plan.options import check_numbers
 from lowtide.plan.orders.sides import Sides, first_runs
 from lowtide.plan.problem import Problem
+from lowtide.plan.rounds import ROUNDS, Round, Start
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
@@ -50,36 +50,8 @@ _LARGE = 4_000
 _MEDIUM, _MANY = 300, 1_000
 # From this number of ops on, the gap that is close enough grows with it, for so does the time of a round.
 _SMALL = 500
-
-
 # The planner that begins with plain descents, and looks for the least memory where these do not reach the budget.
 _DESCENT = "greedy"
-
-
-class _From(Enum):
-    """Where a search begins."""
-
-    BEST = auto()
-    PLAIN = auto()
-    PROOF = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class _Round:
-    """Searches one after the other, with the work of each, in about microseconds, and of the proof, in about seconds.
-
-    Beside the proof they must not depend on what it finds meanwhile: the answer is to be the same every time.
-    """
-
-    searches: tuple[tuple[_From, int], ...]
-    proof: float
-
-
-_ROUNDS = (
-    _Round(((_From.BEST, 500_000),), 1.5),
-    _Round(((_From.PROOF, 1_000_000), (_From.PLAIN, 900_000), (_From.PROOF, 900_000)), 1.5),
-    _Round(((_From.PROOF, 900_000), (_From.BEST, 1_200_000)), 1.5),
-)
 # The share of the gap that a round must at least have closed for another to be worth its time.
 _NEXT_TO_NOTHING = 0.05
 # A gap that is not worth a third round, or a second if rounds take long; and one that is not worth a third then.
@@ -92,7 +64,7 @@ _RISING = 0.1
 _ANEW = 2
 # The share of the best overhead, before the search, that the bound of the given order must at least be for the proof to
 # turn to the order of the best schedule where the given one is far behind.
-_NEARLY = 0.8
+_NEARLY = 0.85
 # How often the proof may turn to another order.
 _MOST_TURNS = 2
 # The work of a search beside a first glance at what can be proved.
@@ -253,9 +225,9 @@ class _Work:
             worth_proving = self.sides.fits or self.claims.is_about_given
             if self.prover.problem is None and worth_proving and len(self.problem.graph.ops) <= _MOST_OPS:
                 self.prover.turn_to(self.claims.about.problem)
-            self._run_round(_ROUNDS[number % len(_ROUNDS)])
+            self._run_round(ROUNDS[number % len(ROUNDS)])
 
-    def _run_round(self, planned: _Round) -> None:
+    def _run_round(self, planned: Round) -> None:
         """Search while the proof goes on."""
         scale = max(1.0, self.auto.effort / 4)
         # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
@@ -280,7 +252,7 @@ class _Work:
         if behind and len(self.problem.graph.ops) <= _MOST_OPS:
             self.prover.turn_to(self.claims.about.problem)
             glancing = self.prover.glance(seconds=self._seconds_left())
-            self._search(_From.BEST, int(_GLANCE * min(1.0, self.auto.effort)), ())
+            self._search(Start.BEST, int(_GLANCE * min(1.0, self.auto.effort)), ())
             self.claims.note(glancing().bound)
             if self.claims.latest >= _NEARLY * self.sides.overhead:
                 self._turn()
@@ -322,27 +294,27 @@ class _Work:
         met = self.claims.is_about_given or overhead - self.claims.latest <= EQUAL
         return met and self.claims.beats_given(overhead)
 
-    def _searches(self, planned: _Round) -> list[tuple[_From, int]]:
+    def _searches(self, planned: Round) -> list[tuple[Start, int]]:
         """Return the searches of a round; to begin at plain training takes long in large graphs and wins rarely.
 
         Where the gap is wide, the proof takes long, and there is one more.
         """
         large = self.auto.effort <= 1 and len(self.problem.graph.ops) > _MANY
-        chosen = [(start, work) for start, work in planned.searches if not (large and start is _From.PLAIN)]
+        chosen = [(start, work) for start, work in planned.searches if not (large and start is Start.PLAIN)]
         wide = self.sides.fits and self._left() > _WIDE
-        return [*chosen, (_From.BEST, _POLISH)] if wide else chosen
+        return [*chosen, (Start.BEST, _POLISH)] if wide else chosen
 
-    def _search(self, start: _From, work: int, hint: Collection[OpId]) -> None:
+    def _search(self, start: Start, work: int, hint: Collection[OpId]) -> None:
         before = self.sides.overhead if self.sides.fits else math.inf
         # Once the proof is about the order of the best schedule, others have had their turns.
         best = self.rises or not self.claims.is_about_given
-        if start is _From.PROOF and hint and not self.rises:
+        if start is Start.PROOF and hint and not self.rises:
             self.sides.improve(work, hint=hint, best=best, until=self.deadline())
         else:
-            anew = start is not _From.BEST and not self.rises
+            anew = start is not Start.BEST and not self.rises
             self.sides.improve(work, anew=anew, best=best, until=self.deadline())
         self._let_wait()
-        onward = self.rises or start is _From.BEST
+        onward = self.rises or start is Start.BEST
         self.rises = onward and math.inf > before > (1 + _RISING) * self.sides.overhead
 
     def _follow(self) -> None:
@@ -362,7 +334,7 @@ class _Work:
             return 1
         if self.auto.effort <= 1 and len(self.problem.graph.ops) > _LARGE:
             return 1
-        number = max(1, round(len(_ROUNDS) * min(self.auto.effort, 2.0)))
+        number = max(1, round(len(ROUNDS) * min(self.auto.effort, 2.0)))
         if self.auto.effort > 1:
             return number
         # One more where much is left, unless it is dear.

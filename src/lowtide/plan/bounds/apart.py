@@ -6,6 +6,7 @@ guarded main part is not run again, and nothing of PyTorch is loaded. It ends wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -71,16 +72,16 @@ class Apart:
             raise LostError(str(error)) from error
         if isinstance(answer, str):
             raise RuntimeError(f"The proof has failed in its own process:\n{answer}")
-        return answer
+        proof, done = answer
+        return proof, done
 
     def close(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
+        # It may have ended, and then what was to be sent cannot be.
+        with contextlib.suppress(OSError):
             self._process.stdin.close()
-        except OSError:  # it has ended, and what was to be sent cannot be
-            pass
         try:
             self._process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:

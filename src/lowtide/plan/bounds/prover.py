@@ -33,6 +33,7 @@ class Prover:
         self.proof = Proof(0.0, ())
         self.done = False
         self._refiner: Refiner | None = None
+        self._closed = False
         self._apart = Apart.start() if apart else None
         self._thread = ThreadPoolExecutor(max_workers=1)
 
@@ -40,10 +41,11 @@ class Prover:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # Nobody waits for what may be under way.
+        self._closed = True
         if self._apart is not None:
-            # Nobody waits for what may be under way.
             self._apart.close()
-        self._thread.shutdown()
+        self._thread.shutdown(cancel_futures=True)
 
     @property
     def hint(self) -> frozenset[OpId]:
@@ -87,6 +89,8 @@ class Prover:
             try:
                 return self._apart.ask(self.problem, method, **arguments)
             except LostError:
+                if self._closed:
+                    raise
                 self._apart.close()
                 self._apart = None
         if self._refiner is None:

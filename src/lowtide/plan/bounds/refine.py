@@ -12,7 +12,7 @@ import numpy as np
 from lowtide.graph.ir import OpId
 from lowtide.plan.bounds.cutting import Cutter
 from lowtide.plan.bounds.hints import Hint, schedule_of
-from lowtide.plan.bounds.program import Answer, Limits
+from lowtide.plan.bounds.program import FREE, Answer, Limits
 from lowtide.plan.bounds.timeline import Floats, Timeline
 from lowtide.plan.bounds.window import Window
 from lowtide.plan.problem import Problem
@@ -111,7 +111,7 @@ class Refiner:
         self._timeline = Timeline.of(problem)
         candidates = _candidates(problem, self._timeline)
         # What the relaxation gained with each candidate when it was last tried.
-        self._gains = dict.fromkeys(candidates, float("inf"))
+        self._gains = dict.fromkeys(candidates, FREE)
         own = self._timeline.own
         most = max(own[op] for op in candidates)
         self._needy = frozenset(op for op in candidates if own[op] > _NEEDY * most)
@@ -138,7 +138,7 @@ class Refiner:
         """
         deadline = time.perf_counter() + limits.seconds
         for op in [] if known is None else _scarce(self._problem, known):
-            self._gains.setdefault(op, float("inf"))
+            self._gains.setdefault(op, FREE)
         before = self._latest
         if before is None:
             self._begin(limits, deadline)
@@ -149,7 +149,7 @@ class Refiner:
         work = self._work(latest, limits)
         if latest is before:
             work = None if work is None else _WORK_AGAIN * work
-            self.done = self._again or not _FAR < limits.enough - self.proof.bound < float("inf")
+            self.done = self._again or not _FAR < limits.enough - self.proof.bound < FREE
             self._again = True
         if not self.done:
             self._solve(latest, replace(limits, work=work), deadline)
@@ -168,13 +168,13 @@ class Refiner:
 
     def _grow(self, latest: _Relaxed, limits: Limits, deadline: float) -> None:
         """Add those of the candidates with which the relaxation says most, one by one."""
-        left = float("inf") if limits.work is None else _RELAXING * limits.work
+        left = FREE if limits.work is None else _RELAXING * limits.work
         for number in range(_MOST_AT_ONCE):
             best: _Relaxed | None = None
             for candidate in self._to_try(latest):
                 # With more moments a candidate rarely brings more than it did before.
-                if best is not None and self._gains.get(candidate, 0.0) < best.answer.bound - latest.answer.bound:
-                    break
+                if best is not None and self._gains.get(candidate, FREE) < best.answer.bound - latest.answer.bound:
+                    continue
                 relaxed = self._relax((*latest.cutter.window.history, candidate), deadline)
                 left -= _SECONDS_PER_ROW * relaxed.num_rows
                 self._gains[candidate] = relaxed.answer.bound - latest.answer.bound
@@ -241,7 +241,7 @@ class Refiner:
             self.proof = replace(self.proof, hint=hint)
 
     def _is_enough(self, limits: Limits) -> bool:
-        return self.proof.bound >= limits.enough or self.proof.bound == float("inf")
+        return self.proof.bound >= limits.enough or self.proof.bound == FREE
 
 
 def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:

@@ -8,24 +8,32 @@ order is part of what they mean. Cost: quadratic in the number of ops, with smal
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lowtide.graph.ir import Graph, OpId
 
 
-def delayed(graph: Graph, *, outputs: bool) -> tuple[OpId, ...]:
+def delayed(graph: Graph, *, outputs: bool, begin: Sequence[OpId] | None = None) -> tuple[OpId, ...]:
     """Return the ops in an order in which each waits for its first reader if that frees bytes in between.
 
     Args:
         graph: The graph.
         outputs: Whether ops whose outputs the step returns wait, too, for its end.
+        begin: The order to begin with, a legal one with forward before backward; the given one by default.
     """
-    return (*_delayed(graph, graph.forward, outputs=outputs), *_delayed(graph, graph.backward, outputs=outputs))
+    begin = range(len(graph.ops)) if begin is None else begin
+    forward, backward = begin[: graph.num_forward], begin[graph.num_forward :]
+    return (
+        *_delayed(graph, forward, graph.forward, outputs=outputs),
+        *_delayed(graph, backward, graph.backward, outputs=outputs),
+    )
 
 
-def _delayed(graph: Graph, phase: range, *, outputs: bool) -> list[OpId]:
+def _delayed(graph: Graph, ops: Sequence[OpId], phase: range, *, outputs: bool) -> list[OpId]:
     # From the last to the first: what waits is put behind its first reader here.
     order: list[OpId] = []
     ends = graph.held.union(graph.handovers)
-    for op in reversed(phase):
+    for op in reversed(ops):
         if not _may_wait(graph, op, ends, outputs=outputs):
             order.append(op)
             continue

@@ -1,9 +1,9 @@
 """Runs whose results nobody reads before the op runs again: the op may as well wait for that.
 
-A search with the first runs in a given order can only get rid of a large result that comes too early by making it again.
-Where nothing has read it meanwhile, the earlier run is for nothing. Without it the schedule takes less time and no more
-memory, and its first runs are in another order. Ops stay in their phase; random ops and those of which something must
-run once keep their first runs. Cost: linear in the length of the schedule.
+A search with the first runs in a given order can only get rid of a large result that comes too early by making it
+again. Where nothing has read it meanwhile, the earlier run is for nothing. Without it the schedule takes less time and
+no more memory, and its first runs are in another order. Ops stay in their phase; random ops and those of which
+something must run once keep their first runs. Cost: linear in the length of the schedule.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.base import Progress
 from lowtide.plan.orders.delay import delayed
 from lowtide.plan.orders.idle import without_idle_runs
+from lowtide.plan.orders.release import releasing
 from lowtide.plan.orders.view import View
 from lowtide.plan.planners.greedy import descents, go_low
 from lowtide.plan.problem import Problem
@@ -105,8 +106,8 @@ class Sides:
     def look_around(self, *, given: bool, until: float, progress: Progress) -> None:
         """Add the side of the best other order, if there is one that is not far behind.
 
-        Such orders are those in which ops wait, and that of the best of the schedules offered so far. If asked to, it
-        descends in the `given` one first.
+        Such orders are those in which ops wait or let values go early, and that of the best of the schedules offered so
+        far. If asked to, it descends in the `given` one first.
         """
         graph = self._problem.graph
         if given:
@@ -118,11 +119,7 @@ class Sides:
         found: list[_Side] = []
         if _is_complete(graph, own) and first_runs(own) != usual:
             found.append(self._side(View.of(self._problem, first_runs(own)), (own,)))
-        views = [
-            View.of(self._problem, order)
-            for order in dict.fromkeys((delayed(graph, outputs=False), delayed(graph, outputs=True)))
-            if order != usual
-        ]
+        views = [View.of(self._problem, order) for order in _other_orders(graph) if order != usual]
         descended: list[list[Schedule]] = [[] for _ in views]
         # Where a plain descent gets there in one of the orders, the long way down is not worth its time in another.
         quickly = partial(_descend, first=len(graph.ops) > _MANY_OPS)
@@ -210,6 +207,18 @@ def _go_low(view: View) -> list[Schedule]:
     """Return a schedule within the budget, or else of as little memory as is found, in the order of `view`."""
     problem = view.problem
     return [view.outward(go_low(Facts(problem.graph, problem.costs), problem.budget_bytes)[0].schedule())]
+
+
+def _other_orders(graph: Graph) -> list[tuple[OpId, ...]]:
+    """Return orders worth a look, without repetitions."""
+    released = releasing(graph)
+    found = [
+        delayed(graph, outputs=False),
+        delayed(graph, outputs=True),
+        released,
+        delayed(graph, outputs=True, begin=released),
+    ]
+    return list(dict.fromkeys(found if len(graph.ops) <= _MANY_OPS else found[1::2]))
 
 
 def first_runs(schedule: Schedule) -> tuple[OpId, ...]:
