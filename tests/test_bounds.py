@@ -19,7 +19,9 @@ from lowtide.plan.bounds.reruns import Reruns
 from lowtide.plan.bounds.timeline import Timeline
 from lowtide.plan.bounds.window import Window
 from lowtide.plan.planners.brute_force import BruteForce
+from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.problem import Problem
+from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
 SHARED = Path(__file__).parents[2] / "shared" / "graphs"
@@ -144,13 +146,36 @@ def test_refined_bounds_never_exceed_the_optimum(monkeypatch):
             continue
         refiner = refine.Refiner(problem)
         assert refiner.glance(seconds=60.0).bound <= optimum + 1e-5, seed
+        known = Greedy().propose(problem).schedule
         for _ in range(3):
-            refiner.advance(Limits(work=1.0, enough=optimum + 1.0))
+            refiner.advance(Limits(work=1.0, enough=optimum + 1.0), known)
             assert refiner.proof.bound <= optimum + ROUNDING, seed
             several += len(refiner.proof.moments) > 1
             if refiner.done:
                 break
     assert several >= 1
+
+
+def test_moments_are_looked_for_where_a_schedule_has_nothing_to_spare():
+    builder = GraphBuilder()
+    (x,) = builder.add_op("x", [], [("x", 10)])
+    (wide,) = builder.add_op("wide", [x], [("wide", 80)])
+    (small,) = builder.add_op("small", [wide], [("small", 5)])
+    rest = [small]
+    for k in range(8):
+        rest += builder.add_op(f"rest{k}", [rest[-1]], [(f"rest{k}", 1)])
+    (end,) = builder.add_op("end", [wide, rest[-1]], [("end", 10)])
+    graph, costs = builder.build(outputs=[end]), builder.costs()
+    schedule = Schedule((*range(11), 0, 1, 11))
+    verify(graph, schedule)
+    tight = Problem(graph, costs, Problem(graph, costs, 1).price(schedule).peak_bytes)
+    assert tight.budget_bytes == 91
+    # The repeated run of `wide`, which needs as much as `end` itself, counts for `end`; the first is for itself.
+    assert refine._highest(tight, schedule).tolist()[:3] == [10, 90, 85]
+    assert refine._highest(tight, schedule)[11] == 91
+    assert refine._scarce(tight, schedule) == [11, 1]
+    assert refine._scarce(Problem(graph, costs, 93), schedule) == [11]
+    assert refine._scarce(Problem(graph, costs, 96), schedule) == []
 
 
 def scarce_graph(seed):

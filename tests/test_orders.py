@@ -11,6 +11,7 @@ from lowtide.plan.auto import Auto
 from lowtide.plan.base import silent
 from lowtide.plan.orders.delay import delayed
 from lowtide.plan.orders.idle import without_idle_runs
+from lowtide.plan.orders.release import releasing
 from lowtide.plan.orders.sides import Sides, first_runs
 from lowtide.plan.orders.view import View
 from lowtide.plan.planners.keep_all import KeepAll
@@ -28,12 +29,14 @@ RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=list(H
 
 @RELAXED
 @given(graphs(max_ops=10), st.booleans())
-def test_waiting_orders_are_legal(drawn, outputs):
+def test_other_orders_are_legal(drawn, outputs):
     graph, _ = drawn
-    order = delayed(graph, outputs=outputs)
-    assert sorted(order) == list(range(len(graph.ops)))
-    boundary = graph.num_forward if graph.boundary is not None else len(order)
-    verify(graph, Schedule(order[:boundary], order[boundary:]))
+    released = releasing(graph)
+    for order in (delayed(graph, outputs=outputs), released, delayed(graph, outputs=outputs, begin=released)):
+        assert sorted(order) == list(range(len(graph.ops)))
+        boundary = graph.num_forward if graph.boundary is not None else len(order)
+        verify(graph, Schedule(order[:boundary], order[boundary:]))
+    assert released[: graph.num_forward] == tuple(graph.forward)
 
 
 @RELAXED
@@ -127,6 +130,33 @@ def test_an_op_waits_whose_result_nobody_reads_before_it_is_made_again():
         assert without_idle_runs(marked, schedule) == schedule
 
 
+def test_backward_lets_gradients_go_early():
+    graph, costs = two_readers()
+    released = [graph.ops[op].name for op in releasing(graph)]
+    assert released == ["x", "wide", "active", "loss", "grad", "of_weight", "of_wide", "of_x"]
+    view = View.of(Problem(graph, costs, 1), releasing(graph))
+    # Beside what is kept of forward, one large value less is alive at the worst moment.
+    assert (Problem(graph, costs, 1).baseline.peak_bytes, view.problem.baseline.peak_bytes) == (311, 212)
+    # Ops that must run once stay in their order.
+    fixed = tuple(replace(op, pinned="it has an effect") if op.name.startswith("of_w") else op for op in graph.ops)
+    order = [graph.ops[op].name for op in releasing(replace(graph, ops=fixed))]
+    assert order.index("of_wide") < order.index("of_weight")
+
+
+def test_of_two_branches_one_ends_before_the_other_begins():
+    builder = GraphBuilder()
+    (x,) = builder.add_op("x", [], [("x", 10)])
+    builder.begin_backward()
+    (grad,) = builder.add_op("grad", [x], [("grad", 1)])
+    (left,) = builder.add_op("left", [grad], [("left", 50)])
+    (right,) = builder.add_op("right", [grad], [("right", 40)])
+    (less,) = builder.add_op("less", [left], [("less", 1)])
+    (little,) = builder.add_op("little", [right], [("little", 1)])
+    graph = builder.build(outputs=[less, little])
+    names = [graph.ops[op].name for op in releasing(graph)]
+    assert names == ["x", "grad", "right", "little", "left", "less"]
+
+
 def test_auto_lets_a_large_gradient_wait_for_a_gradient_of_a_weight():
     graph, costs = two_readers()
     # Both large activations and the gradient of one of them do not fit; of the three, any two do.
@@ -194,7 +224,7 @@ def test_a_schedule_that_comes_late_counts_at_once(monkeypatch):
     (end,) = builder.add_op("end", [early, small, y], [("end", 1)])
     problem = Problem(builder.build(outputs=[end]), builder.costs(), 170)
     module = importlib.import_module("lowtide.plan.orders.sides")
-    monkeypatch.setattr(module, "descents", lambda facts, limit: [])
+    monkeypatch.setattr(module, "descents", lambda facts, limit, first: [])
     monkeypatch.setattr(module, "go_low", lambda facts, limit: (Timeline(facts), False))
     sides = Sides(problem, seed=0)
     sides.look_around(given=False, until=float("inf"), progress=silent)

@@ -60,6 +60,11 @@ class Op:
     replay_bytes: int = 0
     first_run_only: tuple[ValueId, ...] = ()
 
+    @property
+    def keeps_place(self) -> bool:
+        """Whether the place of its first run is part of what it means: it draws numbers, or something runs once."""
+        return bool(self.pinned or self.random or self.first_run_only)
+
 
 @dataclass(frozen=True)
 class Graph:

@@ -41,8 +41,8 @@ from lowtide.schedule.verify import verify
 _LITTLE = 0.3
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
-# Up to this number of ops the proof is not worth a process of its own.
-_FEW_OPS = 150
+# Up to this number of ops the proof is not worth a process of its own, nor where so many seconds are all there is.
+_FEW_OPS, _HURRY = 150, 5.0
 # Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
 # Above this number of ops, rounds are dear enough to end early, and planners that win only where memory is very scarce
@@ -129,7 +129,8 @@ class Auto(AbstractPlanner):
         if problem.fits(problem.baseline):
             return Proposal(Schedule.keep_all(problem.graph), bound=0.0, optimal=True)
         # A process of its own takes as long to start as a small graph takes to plan.
-        apart = self.effort > 0 and _FEW_OPS < len(problem.graph.ops) <= _MOST_OPS
+        at_leisure = self.time_limit is None or self.time_limit > _HURRY
+        apart = self.effort > 0 and at_leisure and _FEW_OPS < len(problem.graph.ops) <= _MOST_OPS
         with Prover(apart=apart) as prover:
             work = _Work(self, problem, prover, progress)
             work.ask_planners()
@@ -234,7 +235,7 @@ class _Work:
         proof = (planned.proof if self.sides.fits else _LITTLE) * scale
         limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
         hint = self.claims.about.ops_outward(self.prover.hint)
-        known = self.claims.about.inward(self.sides.schedule)
+        known = self.claims.about.inward(self.sides.schedule) if self.sides.fits else None
         proving = None if self.prover.problem is None or self.prover.done else self.prover.advance(limits, known)
         for start, work in self._searches(planned):
             # The last planner of the list has looked for less memory already.

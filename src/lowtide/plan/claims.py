@@ -2,7 +2,7 @@
 
 The proof is about the given order at first. Once the best schedule, in an order of its own, is faster than any in the
 given order can be, or seems to be, or none in the given order fits, it is about that of the best schedule. What was
-proved before still holds, and counts where it says more about a schedule that is not as fast.
+proved before still holds, and counts if the best schedule turns out not to be as fast.
 """
 
 from __future__ import annotations
@@ -61,15 +61,11 @@ class Claims:
     def bound(self, order: tuple[OpId, ...], overhead: float) -> float:
         """Return what is proved for a schedule with that order and `overhead`, or 0 if nothing is about such ones.
 
-        A bound of the given order that the schedule is below says nothing about it.
+        What is proved about another order counts only where the given one is beaten: else it may have better schedules.
         """
-        is_given = order == self._given.order
-        proved = [0.0]
-        if is_given or not self.beats_given(overhead):
-            proved.append(self._of_given)
-        if not is_given and order == self.about.order:
-            proved.append(self._of_other)
-        return min(max(proved), overhead)
+        if not self.beats_given(overhead) or order == self._given.order:
+            return min(self._of_given, overhead)
+        return min(self._of_other, overhead) if order == self.about.order else 0.0
 
     def is_optimal(self, order: tuple[OpId, ...], overhead: float) -> bool:
         """Whether no schedule in the given order, which `order` is, has less than `overhead`."""

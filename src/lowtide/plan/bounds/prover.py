@@ -1,7 +1,8 @@
 """The proof beside the search: a refiner on another core, in a process of its own where the graph is worth it.
 
 In a thread, proof and search wait for each other wherever both run Python. A process of its own takes a while to start,
-which it does while the planners are asked, and has the same answers. Where it cannot be had, or is lost, a thread does.
+which it does while the planners are asked, and has the same answers. Where it cannot be had, a thread does; where it is
+lost, a thread begins anew, and what was proved before still counts.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import Any
 from lowtide.graph.ir import OpId
 from lowtide.plan.bounds.apart import Apart, LostError
 from lowtide.plan.bounds.hints import schedule_of
-from lowtide.plan.bounds.program import Limits
+from lowtide.plan.bounds.program import FREE, Limits
 from lowtide.plan.bounds.refine import Proof, Refiner
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
+
+# By so much an answer may be late before it is given up.
+_LATE_SECONDS = 0.5
 
 
 class Prover:
@@ -41,11 +45,17 @@ class Prover:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Nobody waits for what may be under way.
+        try:
+            self._leave()
+        finally:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _leave(self) -> None:
+        """End the process: nobody waits for what may be under way."""
         self._closed = True
-        if self._apart is not None:
-            self._apart.close()
-        self._thread.shutdown(cancel_futures=True)
+        apart = self._apart
+        if apart is not None:
+            apart.close()
 
     @property
     def hint(self) -> frozenset[OpId]:
@@ -66,17 +76,24 @@ class Prover:
 
     def glance(self, *, seconds: float) -> Callable[[], Proof]:
         """Begin a relaxation with a few moments; return what waits for its end and returns the best proof."""
-        return self._begin("glance", seconds=seconds)
+        return self._begin("glance", seconds, {"seconds": seconds})
 
-    def advance(self, limits: Limits, known: Schedule) -> Callable[[], Proof]:
+    def advance(self, limits: Limits, known: Schedule | None) -> Callable[[], Proof]:
         """Begin another stage; return what waits for its end and returns the best proof. See `Refiner.advance`."""
-        return self._begin("advance", limits=limits, known=known)
+        return self._begin("advance", limits.seconds, {"limits": limits, "known": known})
 
-    def _begin(self, method: str, **arguments: Any) -> Callable[[], Proof]:
+    def _begin(self, method: str, seconds: float, arguments: dict[str, Any]) -> Callable[[], Proof]:
         under_way: Future[tuple[Proof, bool]] = self._thread.submit(self._run, method, arguments)
+        # A process that starts late keeps no time; a thread cannot be ended.
+        timeout = None if self._apart is None or seconds == FREE else seconds + _LATE_SECONDS
 
         def wait() -> Proof:
-            proof, self.done = under_way.result()
+            try:
+                proof, self.done = under_way.result(timeout)
+            except TimeoutError:
+                self._leave()
+                self.done = True
+                return self.proof
             # It can be lower where one had to begin anew.
             self.proof = proof if proof.bound >= self.proof.bound else self.proof
             return self.proof
@@ -85,14 +102,15 @@ class Prover:
 
     def _run(self, method: str, arguments: dict[str, Any]) -> tuple[Proof, bool]:
         assert self.problem is not None, "there is nothing to prove yet"
-        if self._apart is not None:
+        apart = self._apart
+        if apart is not None:
             try:
-                return self._apart.ask(self.problem, method, **arguments)
+                return apart.ask(self.problem, method, **arguments)
             except LostError:
                 if self._closed:
                     raise
-                self._apart.close()
                 self._apart = None
+                apart.close()
         if self._refiner is None:
             self._refiner = Refiner(self.problem)
         return getattr(self._refiner, method)(**arguments), self._refiner.done

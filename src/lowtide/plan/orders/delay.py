@@ -44,7 +44,7 @@ def _delayed(graph: Graph, ops: Sequence[OpId], phase: range, *, outputs: bool) 
 
 def _may_wait(graph: Graph, op: OpId, ends: frozenset[int], *, outputs: bool) -> bool:
     fact = graph.ops[op]
-    return not (fact.pinned or fact.random or fact.first_run_only) and (outputs or ends.isdisjoint(fact.outputs))
+    return not fact.keeps_place and (outputs or ends.isdisjoint(fact.outputs))
 
 
 def _place_of_first_reader(graph: Graph, op: OpId, phase: range, order: list[OpId]) -> int:

@@ -28,8 +28,7 @@ def _useful(graph: Graph, steps: Sequence[OpId], wanted: set[ValueId]) -> tuple[
     runs_later: set[OpId] = set()
     for op in reversed(steps):
         fact = graph.ops[op]
-        movable = not (fact.pinned or fact.random or fact.first_run_only)
-        if movable and op in runs_later and wanted.isdisjoint(fact.outputs):
+        if not fact.keeps_place and op in runs_later and wanted.isdisjoint(fact.outputs):
             continue
         kept.append(op)
         runs_later.add(op)

@@ -21,7 +21,7 @@ def releasing(graph: Graph) -> tuple[OpId, ...]:
         op: {p for v in graph.ops[op].inputs if (p := graph.values[v].producer) is not None and p in phase}
         for op in phase
     }
-    fixed = [op for op in phase if graph.ops[op].pinned or graph.ops[op].random or graph.ops[op].first_run_only]
+    fixed = [op for op in phase if graph.ops[op].keeps_place]
     for before, op in pairwise(fixed):
         missing[op].add(before)
     waiting: dict[OpId, list[OpId]] = {}

@@ -31,6 +31,8 @@ _NEAR = 1.15
 _MOST_OPS, _FEW_OPS = 4_000, 500
 # Above this number of ops one descent in another order is enough.
 _MANY_OPS = 1_000
+# How many sides are kept beside that of the given order.
+_MOST_SIDES = 3
 # The work of a search after ops have been let wait, and how often that is done at most before the long searches.
 _SETTLING, _MOST_SETTLING = 300_000, 4
 
@@ -178,6 +180,8 @@ class Sides:
                 trace = self._problem.price(shorter)
                 if not self.fits or self._problem.overhead(trace) < self.overhead:
                     self.take(shorter)
+        # No other side gets work any more.
+        self._sides = [side for place, side in enumerate(self._sides) if place < _MOST_SIDES or side is self._given]
 
     @property
     def _climb(self) -> Climb:
