@@ -86,8 +86,10 @@ class Table:
 def run(options: argparse.Namespace, kept: Sequence[Row]) -> list[Row]:
     """Return the rows of all models, with those of `kept` that are about the same problems and are not run again."""
     done = Table(options.planners, options.budgets, options.limit, [])
-    others = [row for row in kept if row["model"] not in options.only]
+    others = list(kept)
     for name in options.only:
+        # Rows of models that are not reached yet stay: what is written on the way must not lose them.
+        others = [row for row in others if row["model"] != name]
         found = problem_of(name, folder=options.problems, fresh=options.fresh)
         if isinstance(found, dict):
             done.rows.append(found)

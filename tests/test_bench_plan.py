@@ -1,5 +1,6 @@
 """The checks of the table of planners can fail; jobs end in time; the published graphs are read as published."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import checks  # noqa: E402
 import common  # noqa: E402
 import limits  # noqa: E402
+import plan  # noqa: E402
 import published  # noqa: E402
 from lowtide.graph import samples  # noqa: E402
 from lowtide.plan.problem import Problem  # noqa: E402
@@ -174,3 +176,21 @@ def test_a_point_that_is_missed_is_a_violation():
     assert published.violations(open_point)
     assert not published.violations({**open_point, "outcome": "IMPOSSIBLE"})
     assert published.violations({"out_of_time": 240.0, "rival": None})
+
+
+def test_a_run_that_keeps_rows_writes_those_of_models_not_reached_yet(monkeypatch, tmp_path):
+    graph, costs = samples.training_chain(3)
+    problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes)
+    monkeypatch.setattr(plan, "problem_of", lambda name, **_: (problem, "same"))
+    written = []
+    monkeypatch.setattr(plan, "save", lambda rows, _: written.append({(r["model"], r["planner"]) for r in rows}))
+    options = argparse.Namespace(
+        planners=["keep_all"], budgets=[50], limit=60.0, only=["gpt", "unet"], problems=tmp_path, fresh=False, jobs=1
+    )
+    options.out = tmp_path
+    kept = [{**row("greedy", 50, 0.1, model=name), "problem": "same"} for name in ("gpt", "unet")]
+    kept.append({**row("dtr", 50, 0.1, model="unet"), "problem": "another"})
+    plan.run(options, kept)
+    both = {("gpt", "greedy"), ("gpt", "keep_all"), ("unet", "greedy")}
+    # What is about another problem goes when its model is run.
+    assert written == [both | {("unet", "dtr")}, both | {("unet", "keep_all")}]

@@ -52,8 +52,9 @@ _MEDIUM, _MANY = 300, 1_000
 _SMALL = 500
 # The planner that begins with plain descents, and looks for the least memory where these do not reach the budget.
 _DESCENT = "greedy"
-# The share of the gap that a round must at least have closed for another to be worth its time.
-_NEXT_TO_NOTHING = 0.05
+# The share of the gap that a round must at least have closed for another to be worth its time, and that the third must
+# have where much is left.
+_NEXT_TO_NOTHING, _LITTLE_CLOSED = 0.05, 0.1
 # A gap that is not worth a third round, or a second if rounds take long; and one that is not worth a third then.
 _LITTLE_GAP, _SMALL_GAP = 0.01, 0.03
 # A gap that is wide.
@@ -64,7 +65,7 @@ _RISING = 0.1
 _ANEW = 2
 # The share of the best overhead, before the search, that the bound of the given order must at least be for the proof to
 # turn to the order of the best schedule where the given one is far behind.
-_NEARLY = 0.85
+_NEARLY = 0.95
 # How often the proof may turn to another order.
 _MOST_TURNS = 2
 # The work of a search beside a first glance at what can be proved.
@@ -349,8 +350,9 @@ class _Work:
         if len(self.left) == 1:
             return num_ops > _MANY and self.left[0] <= _LITTLE_GAP
         before, after = self.left[-2:]
-        dear = num_ops > _MANY or after <= _FAR
-        return after <= self._little_gap or (dear and before - after < _NEXT_TO_NOTHING * before)
+        if after > _FAR and num_ops <= _MANY:
+            return len(self.left) > 2 and before - after < _LITTLE_CLOSED * before
+        return after <= self._little_gap or before - after < _NEXT_TO_NOTHING * before
 
     @property
     def _little_gap(self) -> float:

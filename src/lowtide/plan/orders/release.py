@@ -14,8 +14,13 @@ from itertools import pairwise
 from lowtide.graph.ir import Graph, OpId
 
 
-def releasing(graph: Graph) -> tuple[OpId, ...]:
-    """Return the ops with forward in the given order and backward in this one."""
+def releasing(graph: Graph, *, last: bool = False) -> tuple[OpId, ...]:
+    """Return the ops with forward in the given order and backward in this one.
+
+    Args:
+        graph: The graph.
+        last: Whether of ops that are equally good the last one in the given order is taken, not the first.
+    """
     phase = graph.backward
     missing = {
         op: {p for v in graph.ops[op].inputs if (p := graph.values[v].producer) is not None and p in phase}
@@ -32,7 +37,7 @@ def releasing(graph: Graph) -> tuple[OpId, ...]:
     ready = sorted(op for op, needed in missing.items() if not needed)
     order: list[OpId] = []
     while ready:
-        op = min(ready, key=lambda op: (_growth(graph, op, left), op))
+        op = min(ready, key=lambda op: (_growth(graph, op, left), -op if last else op))
         ready.remove(op)
         order.append(op)
         for value in set(graph.ops[op].inputs) & left.keys():

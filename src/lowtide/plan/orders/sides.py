@@ -215,14 +215,13 @@ def _go_low(view: View) -> list[Schedule]:
 
 def _other_orders(graph: Graph) -> list[tuple[OpId, ...]]:
     """Return orders worth a look, without repetitions."""
-    released = releasing(graph)
-    found = [
-        delayed(graph, outputs=False),
-        delayed(graph, outputs=True),
-        released,
-        delayed(graph, outputs=True, begin=released),
-    ]
-    return list(dict.fromkeys(found if len(graph.ops) <= _MANY_OPS else found[1::2]))
+    found = [delayed(graph, outputs=True)]
+    if len(graph.ops) <= _MANY_OPS:
+        found.append(delayed(graph, outputs=False))
+    for last in (False, True) if len(graph.ops) <= _MANY_OPS else (False,):
+        released = releasing(graph, last=last)
+        found += [released, delayed(graph, outputs=True, begin=released)]
+    return list(dict.fromkeys(found))
 
 
 def first_runs(schedule: Schedule) -> tuple[OpId, ...]:
