@@ -350,8 +350,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_model(options.child, options.ratios, options.problems / f"{options.child}.json")
         return 0
     refuse_unknown(parser, "model", options.only, zoo.ALL)
-    rows = kept_rows("native", options.only, options.out) if options.keep else []
+    rows = kept_rows("native", (), options.out) if options.keep else []
     for name in options.only:
+        # Rows of models that are not reached yet stay: what is written on the way must not lose them.
+        rows = [row for row in rows if row["model"] != name]
         for row in rows_of(name, options):
             row = {"model": name, **row}
             row["violations"] = violations(row)
