@@ -118,6 +118,10 @@ def test_a_time_limit_holds_whoever_is_asked(problem, monkeypatch, tmp_path):
         prover.turn_to(problem)
         assert prover.glance(seconds=0.1)().bound == 0.0
         assert prover.done
+        # Who asks again all the same is told so at once.
+        prover.turn_to(problem)
+        assert prover.advance(LIMITS, None)().bound == 0.0
+        assert prover.done
     assert prover._refiner is None
 
 

@@ -90,7 +90,8 @@ class Prover:
         def wait() -> Proof:
             try:
                 proof, self.done = under_way.result(timeout)
-            except TimeoutError:
+            except (TimeoutError, LostError):
+                # It is late, or was already: what is proved so far is the answer.
                 self._leave()
                 self.done = True
                 return self.proof
