@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -78,21 +78,43 @@ def feasible(rows: Sequence[Row]) -> Check:
 
 
 def gaps(rows: Sequence[Row]) -> Check:
-    """Check the spread of what auto's overhead may be above the least possible one."""
+    """Check the spread of what auto's overhead may be above the least one of all schedules in the given order.
+
+    Where it is below all of those, that is nothing; what it may be above the least one in its own order is shown, too.
+    """
     fitting = {point: row for point, row in _auto(rows).items() if row.get("fits")}
-    known = sorted(row["gap"] for row in fitting.values() if row.get("gap") is not None)
-    against = [f"{_name(point)}: no bound" for point, row in fitting.items() if row.get("gap") is None]
+    found = {point: given_gap(row) for point, row in fitting.items()}
+    known = {point: gap for point, gap in found.items() if gap is not None}
+    against = [f"{_name(point)}: no bound" for point in fitting if point not in known]
     if not known:
         return Check("auto is proved to be near the optimum", "no bounds", tuple(against), tested=bool(fitting))
-    spread = {"median": median(known), "90th percentile": percentile(known, 90), "maximum": known[-1]}
+    spread = _spread(known.values())
     figures = ", ".join(f"{what} {value:.2%} of {GAP_LIMITS[what]:.0%}" for what, value in spread.items())
     against += [f"{what} {value:.2%}" for what, value in spread.items() if value > GAP_LIMITS[what]]
-    against += [
-        f"{_name(point)}: {row['gap']:.2%}"
-        for point, row in fitting.items()
-        if row.get("gap") is not None and row["gap"] > GAP_LIMITS["maximum"]
-    ]
+    against += [f"{_name(point)}: {gap:.2%}" for point, gap in known.items() if gap > GAP_LIMITS["maximum"]]
+    faster = [point for point, row in fitting.items() if _is_faster(row)]
+    own = _spread(row["gap"] for row in fitting.values() if row.get("gap") is not None)
+    figures += f"; faster than all in the given order at {len(faster)} of them"
+    figures += ", and with what is proved about their own order there: " if faster else ""
+    figures += ", ".join(f"{what} {value:.2%}" for what, value in own.items()) if faster else ""
     return Check("auto is proved to be near the optimum", f"gaps of {len(known)} points: {figures}", tuple(against))
+
+
+def given_gap(row: Row) -> float | None:
+    """Return what the overhead may be above the least one in the given order, or in its own if none of those fits."""
+    given = row.get("given_bound")
+    return row.get("gap") if given is None else max(0.0, row["overhead"] - given)
+
+
+def _is_faster(row: Row) -> bool:
+    """Whether the schedule is faster than any in the given order can be."""
+    given = row.get("given_bound")
+    return given is not None and given > row["overhead"] + ROUNDING
+
+
+def _spread(values: Iterable[float]) -> dict[str, float]:
+    known = sorted(values)
+    return {"median": median(known), "90th percentile": percentile(known, 90), "maximum": known[-1]}
 
 
 def percentile(values: Sequence[float], percent: int) -> float:

@@ -139,6 +139,7 @@ def planned(problem: Problem, planner: str, starts: tuple[Schedule, ...] | None 
         "peak_bytes": plan.peak_bytes,
         "bound": plan.bound,
         "gap": plan.gap,
+        "given_bound": plan.given_bound,
         "outcome": plan.outcome.name,
         "recomputed": plan.num_recomputed,
         "planning_seconds": time.perf_counter() - started,

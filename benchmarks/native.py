@@ -351,7 +351,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS), help="PyTorch's budgets")
     parser.add_argument("--planner", default="auto")
     parser.add_argument("--problems", type=Path, default=FOLDER, help="folder for the captured models")
-    parser.add_argument("--measured", action="store_true", help="plan again for what was measured last, if there is any")
+    parser.add_argument(
+        "--measured", action="store_true", help="plan again for what was measured last, if there is any"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the rows of the last run of models not run again")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory for native.md and native.json")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)

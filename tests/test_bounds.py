@@ -139,6 +139,7 @@ def test_refined_bounds_never_exceed_the_optimum(monkeypatch):
     monkeypatch.setattr(refine, "_DISTANCE", 1)
     monkeypatch.setattr(refine, "_APART", 0.0)
     monkeypatch.setattr(refine, "_NEEDY", 0.1)
+    monkeypatch.setattr(refine, "_CLOSE", 1)
     several = 0
     for seed, _, problem in cases(range(500)):
         optimum = optimum_of(problem)

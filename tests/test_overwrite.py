@@ -70,6 +70,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "is_result": (False, True),
     "self_is_result": (False, True),
     "approximate": ("none", "tanh"),
+    "dim": (-1, 0),
 }
 
 
@@ -78,7 +79,8 @@ def calls(target: Any, dtype: torch.dtype) -> Iterator[tuple[tuple[Any, ...], di
     given = [argument for argument in target._schema.arguments if not argument.kwarg_only]
     named = [argument.name for argument in target._schema.arguments if argument.kwarg_only]
     places = [i for i, argument in enumerate(given) if str(argument.type) == "Tensor"]
-    plain = [CHOICES.get(a.name, (0.37, 3)) for i, a in enumerate(given) if i not in places]
+    choices = {**CHOICES, "input_dtype": (dtype,)}
+    plain = [choices.get(a.name, (0.37, 3)) for i, a in enumerate(given) if i not in places]
     options = [dict(zip(named, values, strict=True)) for values in itertools.product(*(CHOICES[n] for n in named))]
     for over, place in itertools.product(layouts(dtype), places):
         others = operands(over) if len(places) > 1 else [None]

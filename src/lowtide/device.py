@@ -46,6 +46,11 @@ def round_bytes(number: int, device: Device) -> int:
     return -(-number // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
 
 
+def sums_rows_first(device: Device) -> bool:
+    """Whether the backward of softmax on `device` is known to read all of a row before it writes into it."""
+    return as_device(device).type == "cpu"
+
+
 def free_bytes(device: Device) -> int:
     """Return the bytes that can still be allocated on `device`, the allocator's own unused blocks included."""
     device = as_device(device)

@@ -12,6 +12,11 @@ from torch import fx
 
 # Its schema promises a fresh tensor, but the kernel returns a view of its input.
 _HIDDEN_VIEWS = {torch.ops.aten._unsafe_view.default}
+# Their kernels always return a view.
+_VIEWS = {
+    getattr(torch.ops.aten, name).default
+    for name in ("view", "t", "permute", "expand", "unsqueeze", "squeeze", "alias", "detach", "as_strided")
+} | {torch.ops.aten.transpose.int, torch.ops.aten.slice.Tensor, torch.ops.aten.select.int}
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -36,8 +41,16 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def is_hidden_view(node: fx.Node) -> bool:
-    """Whether the result of `node` is a view of its input, though its fake tensor has a storage of its own."""
-    return node.target in _HIDDEN_VIEWS
+    """Whether the result of `node` is a view of its input, though its fake tensor has a storage of its own.
+
+    So it is where a call between the two was taken out of the traced graph.
+    """
+    if node.target in _HIDDEN_VIEWS:
+        return True
+    result, source = node.meta.get("val"), next(iter(node.all_input_nodes), None)
+    if source is None or not isinstance(result, torch.Tensor) or not isinstance(source.meta.get("val"), torch.Tensor):
+        return False
+    return node.target in _VIEWS and storage_key(result) != storage_key(source.meta["val"])
 
 
 def view_base(node: fx.Node) -> fx.Node | None:

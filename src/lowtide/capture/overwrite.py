@@ -1,4 +1,4 @@
-"""Element-wise ops that write their result over what they read.
+"""Element-wise ops, and those that need a row at a time, that write their result over what they read.
 
 A gradient that a product makes and the backward of an activation reads is read by nothing else: the result may take its
 place. Such an op is joined to the one that made its input, as that op's *tail*: both run as one op, which makes one
@@ -20,9 +20,10 @@ from contextvars import ContextVar
 import torch
 from torch import fx
 
+from lowtide import device as devices
 from lowtide.capture.alias import storage_bytes
 from lowtide.capture.program import Program, Tail, may_write
-from lowtide.capture.sequence import KERNELS
+from lowtide.capture.sequence import BY_ROWS, KERNELS
 from lowtide.graph.ir import OpId, ValueId
 
 # Ops that need more than their results while they run.
@@ -82,7 +83,7 @@ class _Finder:
 
     def _over(self, op: OpId, node: fx.Node) -> fx.Node | None:
         """Return the argument of `node` that it can write over, or None."""
-        if self.graph.ops[op].pinned:
+        if self.graph.ops[op].pinned or (node.target in BY_ROWS and not devices.sums_rows_first(self.program.device)):
             return None
         if self.wanted is not None and self.graph.is_forward(op) and node.name not in self.wanted:
             return None

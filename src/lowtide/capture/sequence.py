@@ -18,8 +18,8 @@ def _like(packets: str, overload: str, writing: str, argument: str) -> dict[Any,
     return {getattr(packet, overload): (getattr(packet, writing), argument) for packet in found}
 
 
-# For ops that compute each element from the elements in its place, the kernel that writes into a given tensor and the
-# name of that argument; "" if it is the first one.
+# For ops that read what they write over no later than they write, the kernel that writes into a given tensor and the
+# name of that argument; "" if it is the first one. Most compute each element from the elements in its place.
 KERNELS: Mapping[Any, tuple[Any, str]] = {
     **_like("add sub mul div", "Tensor", "out", "out"),
     **_like("sigmoid tanh silu gelu leaky_relu elu exp neg sqrt rsqrt reciprocal", "default", "out", "out"),
@@ -34,7 +34,12 @@ KERNELS: Mapping[Any, tuple[Any, str]] = {
     aten.mul.Scalar: (aten.mul.out, "out"),
     # Its kernel for a given tensor makes a new one and copies it.
     aten.relu.default: (aten.relu_.default, ""),
+    # These sum up a row before they write into it, on devices of which that is known.
+    aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, "out"),
+    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
 }
+# Those of them that compute an element from more than the elements in its place.
+BY_ROWS = frozenset({aten._log_softmax_backward_data.default, aten._softmax_backward_data.default})
 
 
 @dataclass(frozen=True, slots=True)

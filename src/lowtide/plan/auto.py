@@ -54,11 +54,11 @@ _SMALL = 500
 _DESCENT = "greedy"
 # The share of the gap that a round must at least have closed for another to be worth its time, and that the third must
 # have where much is left.
-_NEXT_TO_NOTHING, _LITTLE_CLOSED = 0.05, 0.1
+_NEXT_TO_NOTHING, _LITTLE_CLOSED = 0.05, 0.15
 # A gap that is not worth a third round, or a second if rounds take long; and one that is not worth a third then.
 _LITTLE_GAP, _SMALL_GAP = 0.01, 0.03
 # A gap that is wide.
-_WIDE = 0.05
+_WIDE = 0.04
 # The share of its overhead by which a search must have lowered it to be gone on with at once.
 _RISING = 0.1
 # How many rounds at least a proof that begins anew gets.
@@ -72,9 +72,9 @@ _MOST_TURNS = 2
 _GLANCE = 500_000
 # The work of one last search, how many there are at most, and the share of the gap that one must close for another.
 _POLISH = 1_200_000
-_MOST_POLISH = 6
+_MOST_POLISH = 8
 _WORTH = 0.03
-# A gap with which there is one more round, and a last search that has closed less is forgiven once.
+# A gap with which there is one more round, and a last search that has closed less is forgiven once; twice if wide.
 _FAR = 0.03
 
 
@@ -276,7 +276,7 @@ class _Work:
             self.sides.improve(int(_POLISH * min(1.0, self.auto.effort)), best=True, until=self.deadline())
             self._let_wait()
             failures += before - self.sides.overhead < _WORTH * left
-            if failures > (left > _FAR) or left <= max(self.gap, self._little_gap):
+            if failures > (left > _FAR) + (left > _WIDE) or left <= max(self.gap, self._little_gap):
                 return
 
     def proposal(self) -> Proposal:
@@ -286,7 +286,8 @@ class _Work:
             return Proposal(best, impossible=self.claims.impossible)
         overhead, order = self.sides.overhead, first_runs(best)
         optimal = not best.num_recomputed or self.claims.is_optimal(order, overhead)
-        return Proposal(best, bound=self.claims.bound(order, overhead), optimal=optimal)
+        bound, given = self.claims.bound(order, overhead), self.claims.given_bound
+        return Proposal(best, bound=bound, given_bound=given, optimal=optimal)
 
     def _must_turn(self) -> bool:
         """Whether there is nothing left to prove about the order so far, but there is about that of the search."""
@@ -299,11 +300,16 @@ class _Work:
     def _searches(self, planned: Round) -> list[tuple[Start, int]]:
         """Return the searches of a round; to begin at plain training takes long in large graphs and wins rarely.
 
-        Where the gap is wide, the proof takes long, and there is one more.
+        Where the gap is wide, the proof takes long, and there is one more; to begin at its solution does not pay in
+        large graphs then, which are searched too slowly to be caught.
         """
         large = self.auto.effort <= 1 and len(self.problem.graph.ops) > _MANY
-        chosen = [(start, work) for start, work in planned.searches if not (large and start is Start.PLAIN)]
         wide = self.sides.fits and self._left() > _WIDE
+        chosen = [
+            (Start.BEST if large and wide else start, work)
+            for start, work in planned.searches
+            if not (large and start is Start.PLAIN)
+        ]
         return [*chosen, (Start.BEST, _POLISH)] if wide else chosen
 
     def _search(self, start: Start, work: int, hint: Collection[OpId]) -> None:
@@ -343,14 +349,19 @@ class _Work:
         return number + (len(self.problem.graph.ops) <= _MANY and self._left() > _FAR)
 
     def _has_stalled(self) -> bool:
-        """Whether one more round is not worth its time: the last of several brought or left little, or it is dear."""
+        """Whether one more round is not worth its time: the last of several brought or left little, or it is dear.
+
+        In large graphs there are two at most, for the proof takes long; the last searches go on.
+        """
         num_ops = len(self.problem.graph.ops)
         if self.auto.effort > 1 or num_ops <= _MEDIUM or not self.left:
             return False
         if len(self.left) == 1:
             return num_ops > _MANY and self.left[0] <= _LITTLE_GAP
+        if num_ops > _MANY:
+            return True
         before, after = self.left[-2:]
-        if after > _FAR and num_ops <= _MANY:
+        if after > _FAR:
             return len(self.left) > 2 and before - after < _LITTLE_CLOSED * before
         return after <= self._little_gap or before - after < _NEXT_TO_NOTHING * before
 

@@ -22,11 +22,13 @@ class Proposal:
     """A planner's answer: a schedule, and what it proved about the least overhead, if anything.
 
     The schedule is the planner's best one; if no schedule it knows fits the budget, the one with the least peak.
-    `impossible` says that no schedule that first runs ops in the given order fits, which is proved.
+    `given_bound` is proved of the schedules that first run ops in the given order, also where this one is faster than
+    all of them. `impossible` says that none of those fits, which is proved.
     """
 
     schedule: Schedule
     bound: float | None = None
+    given_bound: float | None = None
     optimal: bool = False
     impossible: bool = False
 

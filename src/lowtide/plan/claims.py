@@ -67,6 +67,11 @@ class Claims:
             return min(self._of_given, overhead)
         return min(self._of_other, overhead) if order == self.about.order else 0.0
 
+    @property
+    def given_bound(self) -> float | None:
+        """What is proved of all schedules in the given order; None if it is that none fits."""
+        return None if self.impossible else self._of_given
+
     def is_optimal(self, order: tuple[OpId, ...], overhead: float) -> bool:
         """Whether no schedule in the given order, which `order` is, has less than `overhead`."""
         return order == self._given.order and self.beats_given(overhead)

@@ -63,6 +63,7 @@ class PlanRecord:
     min_peak_bytes: int
     seconds: float
     account: MemoryAccount | None = None
+    given_bound: float | None = None
 
 
 def write_record(record: PlanRecord, path: str | os.PathLike[str]) -> None:
@@ -125,6 +126,7 @@ def _to_dict(record: PlanRecord) -> dict[str, Any]:
         "planner": record.planner,
         "outcome": record.outcome,
         "bound": record.bound,
+        **({} if record.given_bound is None else {"given_bound": record.given_bound}),
         "budget_bytes": problem.budget_bytes,
         "peak_bytes": problem.price(schedule).peak_bytes,
         "min_peak_bytes": record.min_peak_bytes,
@@ -138,7 +140,7 @@ def _to_dict(record: PlanRecord) -> dict[str, Any]:
 
 def _from_dict(data: object, outcomes: Sequence[str]) -> PlanRecord:
     _check_header(data)
-    fields = read_fields(data, "The plan", _FIELDS, {"account"})
+    fields = read_fields(data, "The plan", _FIELDS, {"account", "given_bound"})
     graph = graph_from_dict(fields["graph"])
     if fields["fingerprint"] != graph.fingerprint:
         raise PlanFileError(
@@ -155,7 +157,7 @@ def _from_dict(data: object, outcomes: Sequence[str]) -> PlanRecord:
     outcome = read_str(fields["outcome"], "outcome")
     if outcome not in outcomes:
         raise PlanFileError(f"its outcome {outcome!r:.40} is not one of {', '.join(outcomes)}.")
-    bound = fields["bound"]
+    bound, given = fields["bound"], fields.get("given_bound")
     return PlanRecord(
         problem=problem,
         schedule=schedule,
@@ -165,6 +167,7 @@ def _from_dict(data: object, outcomes: Sequence[str]) -> PlanRecord:
         min_peak_bytes=read_int(fields["min_peak_bytes"], "min_peak_bytes"),
         seconds=read_float(fields["seconds"], "seconds"),
         account=account_of(fields.get("account")),
+        given_bound=None if given is None else read_float(given, "given_bound"),
     )
 
 

@@ -57,6 +57,8 @@ class Plan:
         outcome: How planning ended.
         bound: Proved lower bound on the overhead of every schedule that first runs ops in the given order, or, if this
             schedule is faster than all of those, in its own order; None if nothing is proved.
+        given_bound: Such a bound for the given order in any case: above the overhead if this schedule, in another
+            order, is faster than all of those; None if nothing is proved or none of those fits.
         min_peak_bytes: Least peak known for this problem.
         seconds: Time spent planning.
         account: All the memory that training takes, if the plan was made for a device or a size of memory.
@@ -71,6 +73,7 @@ class Plan:
     min_peak_bytes: int
     seconds: float
     account: MemoryAccount | None = None
+    given_bound: float | None = None
 
     # Pages and pictures are a layer above this one, which therefore does not import them: the package root, where all
     # parts are put together, says who writes reports.
@@ -128,6 +131,7 @@ class Plan:
                 min_peak_bytes=self.min_peak_bytes,
                 seconds=self.seconds,
                 account=self.account,
+                given_bound=self.given_bound,
             ),
             path,
         )
@@ -158,6 +162,7 @@ class Plan:
             min_peak_bytes=record.min_peak_bytes,
             seconds=record.seconds,
             account=record.account,
+            given_bound=record.given_bound,
         )
 
     def __str__(self) -> str:
@@ -185,4 +190,7 @@ class Plan:
     def _proof(self) -> str:
         if not self.bound or self.gap is None:
             return ""
-        return f"; at least {100 * self.bound:.2f} % is needed, so at most {100 * self.gap:.2f} % is wasted"
+        proof = f"; at least {100 * self.bound:.2f} % is needed, so at most {100 * self.gap:.2f} % is wasted"
+        if self.given_bound is None or self.given_bound <= self.overhead:
+            return proof
+        return f"{proof} in this order of ops; in the recorded one, at least {100 * self.given_bound:.2f} % is needed"

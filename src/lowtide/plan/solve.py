@@ -56,6 +56,7 @@ def solve(
         planner=name,
         outcome=_outcome(problem, proposal, fits=fits),
         bound=proposal.bound,
+        given_bound=proposal.given_bound,
         min_peak_bytes=min(trace.peak_bytes, problem.baseline.peak_bytes),
         seconds=seconds,
     )

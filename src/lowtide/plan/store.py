@@ -36,6 +36,7 @@ _FIELDS = {
     "planner",
     "outcome",
     "bound",
+    "given_bound",
     "min_peak_bytes",
     "seconds",
     "forward",
@@ -130,6 +131,7 @@ def _record(plan: Plan, key: str) -> dict[str, Any]:
         "planner": plan.planner,
         "outcome": plan.outcome.name,
         "bound": plan.bound,
+        "given_bound": plan.given_bound,
         "min_peak_bytes": plan.min_peak_bytes,
         "seconds": plan.seconds,
         "forward": list(plan.schedule.forward),
@@ -149,7 +151,7 @@ def _plan(data: object, key: str, problem: Problem) -> Plan | None:
     trace = problem.price(schedule)
     if not problem.fits(trace):
         return None
-    bound = fields["bound"]
+    bound, given = fields["bound"], fields["given_bound"]
     return Plan(
         problem=problem,
         schedule=schedule,
@@ -157,6 +159,7 @@ def _plan(data: object, key: str, problem: Problem) -> Plan | None:
         planner=read_str(fields["planner"], "planner"),
         outcome=outcome,
         bound=None if bound is None else read_float(bound, "bound"),
+        given_bound=None if given is None else read_float(given, "given_bound"),
         min_peak_bytes=read_int(fields["min_peak_bytes"], "min_peak_bytes"),
         seconds=read_float(fields["seconds"], "seconds"),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -44,8 +44,9 @@ _SECONDS_PER_ROW = 2e-5
 _RELAXING = 1.5
 # A program with more rows than this says too little for its time: no further moment is added to it.
 _MOST_ROWS = 60_000
-# First runs that need this share of what the neediest one needs may be moments close to each other.
-_NEEDY = 0.85
+# First runs that need this share of what the neediest one needs may be moments so close to each other, in ops.
+_NEEDY = 0.8
+_CLOSE = 2
 # How many times the work of another program one gets in whole numbers to which no moment can be added, once, where the
 # schedule is farther from the bound than a share of the step.
 _WORK_AGAIN = 1.7
@@ -114,7 +115,9 @@ class Refiner:
         self._gains = dict.fromkeys(candidates, FREE)
         own = self._timeline.own
         most = max(own[op] for op in candidates)
-        self._needy = frozenset(op for op in candidates if own[op] > _NEEDY * most)
+        needy = _scarcest(problem, own, _CLOSE, candidates)
+        self._needy = frozenset(op for op in (*candidates, *needy) if own[op] > _NEEDY * most)
+        self._gains |= {op: FREE for op in needy if op in self._needy}
         self._latest: _Relaxed | None = None
         self._again = False
         # What whole numbers have added to a relaxation.
@@ -204,7 +207,7 @@ class Refiner:
         least = _APART * len(self._problem.graph.ops)
         taken, found = list(moments), []
         for candidate in dict.fromkeys(candidates):
-            distance = _DISTANCE if candidate in self._needy else least
+            distance = _CLOSE if candidate in self._needy else least
             if all(abs(candidate - other) >= distance for other in taken):
                 taken.append(candidate)
                 found.append(candidate)
@@ -253,16 +256,23 @@ def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:
     chosen = [int(np.argmax(during))]
     distance = max(_DISTANCE, _SPREAD * len(during))
     for bytes_at in (timeline.own, during):
-        order = np.argsort(-bytes_at, kind="stable").tolist()
-        count = 0
-        for op in order:
-            if during[op] <= problem.budget_bytes or any(abs(op - other) < distance for other in chosen):
-                continue
-            chosen.append(op)
-            count += 1
-            if count == _fewer(_CANDIDATES, problem):
-                break
+        chosen += _scarcest(problem, bytes_at, distance, chosen)
     return chosen
+
+
+def _scarcest(problem: Problem, bytes_at: Floats, distance: float, chosen: Sequence[OpId]) -> list[OpId]:
+    """Return some first runs with most `bytes_at`, each so far from the others and from those `chosen` already.
+
+    Where plain training is within the budget, there is nothing to say.
+    """
+    during, found = problem.baseline.bytes_during, list[OpId]()
+    for op in np.argsort(-bytes_at, kind="stable").tolist():
+        if during[op] <= problem.budget_bytes or any(abs(op - other) < distance for other in (*chosen, *found)):
+            continue
+        found.append(op)
+        if len(found) == _fewer(_CANDIDATES, problem):
+            break
+    return found
 
 
 def _fewer(count: int, problem: Problem) -> int:

@@ -35,6 +35,10 @@ _MANY_OPS = 1_000
 _MOST_SIDES = 3
 # The work of a search after ops have been let wait, and how often that is done at most before the long searches.
 _SETTLING, _MOST_SETTLING = 300_000, 4
+# The work of a search in each of the best orders before one of them is chosen, how many of them there are at most, and
+# the overhead above which it is worth its time.
+_EXPLORING, _EXPLORED = 600_000, 3
+_SCARCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class Sides:
         self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
         self._sides.sort(key=self._rank)
         self._settle(until)
+        self._explore(until)
 
     def go_low(self) -> None:
         """Look for a schedule within the budget, or of as little memory as is found, in the given order."""
@@ -170,6 +175,16 @@ class Sides:
             if self.view is before or time.perf_counter() >= until:
                 return
             self._climb.improve(_SETTLING, until=until)
+
+    def _explore(self, until: float) -> None:
+        """Search for a while in each order that is not far behind: the one that leads need not get furthest."""
+        if not self.fits or self.overhead < _SCARCE:
+            return
+        near = [side for side in self._sides[:_EXPLORED] if _is_near(side.climb, self._climb)]
+        for side in near if len(near) > 1 else ():
+            if time.perf_counter() < until:
+                side.climb.improve(_EXPLORING, until=until)
+        self._sides.sort(key=self._rank)
 
     def let_wait(self) -> None:
         """Take the schedules of both sides without idle runs if that is better: it adds the side of another order."""
