@@ -92,7 +92,7 @@ def gaps(rows: Sequence[Row]) -> Check:
     figures = ", ".join(f"{what} {value:.2%} of {GAP_LIMITS[what]:.0%}" for what, value in spread.items())
     against += [f"{what} {value:.2%}" for what, value in spread.items() if value > GAP_LIMITS[what]]
     against += [f"{_name(point)}: {gap:.2%}" for point, gap in known.items() if gap > GAP_LIMITS["maximum"]]
-    faster = [point for point, row in fitting.items() if _is_faster(row)]
+    faster = [point for point, row in fitting.items() if is_faster(row)]
     own = _spread(row["gap"] for row in fitting.values() if row.get("gap") is not None)
     figures += f"; faster than all in the given order at {len(faster)} of them"
     figures += ", and with what is proved about their own order there: " if faster else ""
@@ -106,7 +106,7 @@ def given_gap(row: Row) -> float | None:
     return row.get("gap") if given is None else max(0.0, row["overhead"] - given)
 
 
-def _is_faster(row: Row) -> bool:
+def is_faster(row: Row) -> bool:
     """Whether the schedule is faster than any in the given order can be."""
     given = row.get("given_bound")
     return given is not None and given > row["overhead"] + ROUNDING

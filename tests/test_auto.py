@@ -33,8 +33,9 @@ def wrong_claims(plan, optimum):
     found = []
     if plan.outcome is Outcome.IMPOSSIBLE:
         found.append("it says that nothing fits")
-    if plan.bound is not None and plan.bound > optimum + 1e-9:
-        found.append(f"the bound {plan.bound} exceeds the optimum {optimum}")
+    for bound in (plan.bound, plan.given_bound):
+        if bound is not None and bound > optimum + 1e-9:
+            found.append(f"the bound {bound} exceeds the optimum {optimum}")
     least = optimum if keeps_order else 0.0
     if plan.outcome is Outcome.OPTIMAL and abs(plan.overhead - least) > EQUAL:
         found.append(f"{plan.overhead} is not optimal: {optimum} is")
@@ -57,9 +58,19 @@ def test_a_wrong_claim_is_caught():
     for _, _, problem in cases(range(60)):
         optimum = optimum_of(problem)
         plan = solve(problem, "keep_all", throw=False)
-        lies = replace(plan, outcome=Outcome.IMPOSSIBLE, bound=1e3)
-        caught += bool(wrong_claims(lies, optimum))
+        lies = (replace(plan, outcome=Outcome.IMPOSSIBLE), replace(plan, bound=1e3), replace(plan, given_bound=1e3))
+        caught += all(wrong_claims(lie, optimum) for lie in lies)
     assert caught > 10
+
+
+def test_a_plan_tells_what_is_proved_about_the_given_order():
+    graph, costs = samples.training_chain(3)
+    problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes * 3 // 4)
+    plan = solve(problem, replace(AUTO, gap=0.0))
+    assert plan.given_bound == pytest.approx(plan.overhead, abs=1e-5)
+    assert "recorded" not in str(plan)
+    faster = replace(plan, given_bound=plan.overhead + 0.01)
+    assert f"in the recorded one, at least {100 * plan.overhead + 1:.2f} % is needed" in str(faster)
 
 
 def test_a_tight_gap_finds_the_optimum_of_small_training_graphs():

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import native
 import zoo
 from planners import capture
+from problems import write
 
 
 def test_checkpointed_blocks_run_again_once_and_whole():
@@ -36,6 +37,19 @@ def test_checkpointed_blocks_run_again_once_and_whole():
 def test_blocks_are_told_apart_by_whole_names():
     graph, _ = samples.transformer(11)
     assert [len(ops) for ops in native.block_ops(graph, ["layer1"])] == [14]
+
+
+def test_what_was_measured_is_planned_for_again(tmp_path, monkeypatch):
+    graph, costs = samples.transformer(2)
+    write(Problem(graph, costs, 1), tmp_path / "gpt.json")
+    rows = [{"rival": "budget 0.50", "measured_bytes": 10**9, "simulated_bytes": 10**9, "rival_overhead": 0.1}]
+    asked = []
+    monkeypatch.setattr(native, "run_child", lambda *args, **kwargs: asked.append(args) or rows)
+    monkeypatch.setattr(native, "run_jobs", lambda jobs: ({**job.key, **job.work()} for job in jobs))
+    command = ["--only", "gpt", "--planner", "keep_all", "--problems", str(tmp_path), "--out", str(tmp_path / "out")]
+    for more, times in (([], 1), (["--measured"], 1), ([], 2)):
+        assert native.main([*command, *more]) == 0
+        assert len(asked) == times
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
 from exactness import STEPS, Batch, DropEverything, assert_exact
+from lowtide.capture.alias import view_base
 from lowtide.capture.copies import drop_copies
 
 
@@ -199,3 +200,22 @@ def test_buffers_that_change_keep_their_copies() -> None:
             return (y * before).sin() + (y * self.seen).cos()
 
     assert_exact(Remembers(), floats(4, 8))
+
+
+@pytest.mark.parametrize("name", ["view", "t", "transpose", "slice_1", "exp"])
+def test_views_are_known_even_if_the_call_before_them_was_taken_out(name: str) -> None:
+    """Their fake tensors are then views of what that call made."""
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "view": lambda x: x.clone().view(-1),
+        "t": lambda x: x.clone().t(),
+        "transpose": lambda x: x.clone().transpose(0, 1),
+        "slice_1": lambda x: x.clone()[1:],
+        "exp": lambda x: x.clone().exp(),
+    }
+    module = make_fx(functions[name], tracing_mode="fake")(torch.randn(4, 4))
+    (clone,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+    (source,) = clone.all_input_nodes
+    clone.replace_all_uses_with(source)
+    module.graph.erase_node(clone)
+    result = next(node for node in module.graph.nodes if node.name == name)
+    assert view_base(result) is (None if name == "exp" else source)

@@ -13,6 +13,11 @@ def test_cuda_bytes_come_in_blocks():
     assert [device.round_bytes(n, "cuda") for n in (0, 1, 512, 513)] == [0, 512, 512, 1024]
 
 
+def test_rows_are_written_over_only_where_that_is_known_to_be_safe():
+    assert device.sums_rows_first("cpu")
+    assert not device.sums_rows_first("cuda")
+
+
 def test_auto_budget_needs_an_accelerator():
     with pytest.raises(InvalidBudgetError, match="accelerator"):
         device.free_bytes("cpu")

@@ -194,6 +194,33 @@ def test_backward_does_not_write_over_what_forward_made() -> None:
     assert joined(lambda x: (x.cos().exp(),), torch.randn(8), late="exp") == []
 
 
+def softmax_backward(x: Tensor) -> tuple[Tensor, ...]:
+    return (aten._log_softmax_backward_data(x.cos(), x, 1, x.dtype),)
+
+
+def test_backward_of_softmax_writes_over_the_gradient() -> None:
+    assert joined(softmax_backward, torch.randn(4, 8)) == ["cos+_log_softmax_backward_data"]
+
+
+def test_rows_stay_where_it_is_not_known_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overwrite.devices, "sums_rows_first", lambda device: False)
+    assert joined(softmax_backward, torch.randn(4, 8)) == []
+    assert joined(lambda x: (x.cos().exp(),), torch.randn(4, 8)) == ["cos+exp"]
+
+
+def test_a_loss_needs_two_tensors_of_the_size_of_its_logits_in_backward() -> None:
+    """Not three: the backward of the logarithm of softmax writes over the gradient that the loss made."""
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        logs = aten._log_softmax(x, 1, False)
+        loss, weight = aten.nll_loss_forward(logs, y, None, 1, -100)
+        grad = aten.nll_loss_backward(loss, logs, y, None, 1, -100, weight)
+        return (aten._log_softmax_backward_data(grad, logs, 1, x.dtype),)
+
+    program = program_of(function, torch.randn(64, 128), torch.zeros(64, dtype=torch.long))
+    assert short([op.target for op in program.graph.ops]) == ["nll_loss_backward+_log_softmax_backward_data"]
+
+
 def test_complex_numbers_stay() -> None:
     """A conjugate is a view that is marked as such, and how products round depends on what they write into."""
     x = torch.randn(8, 8, dtype=torch.complex64)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -44,6 +45,15 @@ def test_round_trip(path):
     assert plan == PLAN
     plan.save(path)
     assert Plan.load(str(path)) == plan
+
+
+def test_what_is_proved_comes_back(path):
+    proved = replace(PLAN, bound=0.125, given_bound=0.5)
+    proved.save(path)
+    assert Plan.load(path) == proved
+    edit(path, lambda data: data.update(given_bound="much"))
+    with pytest.raises(PlanFileError, match="given_bound"):
+        Plan.load(path)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
