@@ -34,7 +34,7 @@ from lowtide.plan.claims import EQUAL, Claims
 from lowtide.plan.options import check_numbers
 from lowtide.plan.orders.sides import Sides, first_runs
 from lowtide.plan.problem import Problem
-from lowtide.plan.rounds import ROUNDS, Round, Start
+from lowtide.plan.rounds import ROUNDS, Round, Start, searches_in_large_graphs
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
@@ -298,18 +298,10 @@ class _Work:
         return met and self.claims.beats_given(overhead)
 
     def _searches(self, planned: Round) -> list[tuple[Start, int]]:
-        """Return the searches of a round; to begin at plain training takes long in large graphs and wins rarely.
-
-        Where the gap is wide, the proof takes long, and there is one more; to begin at its solution does not pay in
-        large graphs then, which are searched too slowly to be caught.
-        """
+        """Return the searches of a round; where the gap is wide, the proof takes long, and there is one more."""
         large = self.auto.effort <= 1 and len(self.problem.graph.ops) > _MANY
         wide = self.sides.fits and self._left() > _WIDE
-        chosen = [
-            (Start.BEST if large and wide else start, work)
-            for start, work in planned.searches
-            if not (large and start is Start.PLAIN)
-        ]
+        chosen = searches_in_large_graphs(planned, wide=wide) if large else [*planned.searches]
         return [*chosen, (Start.BEST, _POLISH)] if wide else chosen
 
     def _search(self, start: Start, work: int, hint: Collection[OpId]) -> None:
