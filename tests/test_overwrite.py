@@ -447,3 +447,40 @@ def test_least_memory_is_no_more_than_apart(layers: tuple[nn.Module, ...], shape
     joined = least()
     with no_overwriting():
         assert joined <= least()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "label smoothing": lambda x, y: nn.functional.cross_entropy(x, y, label_smoothing=0.1),
+    "ignored labels": lambda x, y: nn.functional.cross_entropy(x, y, ignore_index=3),
+    "two of one": lambda x, y: nn.functional.cross_entropy(x, y) + nn.functional.cross_entropy(x.t(), y),
+    "softmax and its input": lambda x, y: (x.softmax(1) * x).sum(),
+    "both, by columns": lambda x, y: (x.softmax(0).pow(2) + x.log_softmax(0)).mean(),
+    "16 bits": lambda x, y: nn.functional.cross_entropy(x.bfloat16(), y),
+}
+
+
+class WithLoss(nn.Module):
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.loss = nn.Linear(8, 32), nn.Linear(32, 20), loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.last(self.first(x).relu()), y)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_whose_backward_writes_over_a_gradient(name: str) -> None:
+    torch.manual_seed(0)
+    plain = WithLoss(LOSSES[name])
+    planned = lowtide.wrap(copy.deepcopy(plain), budget="100%")
+    batch = torch.randn(20, 8), torch.randint(20, (20,))
+    losses = [model(*batch) for model in (plain, planned)]
+    for loss in losses:
+        loss.backward()
+    assert torch.equal(*losses)
+    for one, other in zip(plain.parameters(), planned.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+    (plan,) = lowtide.plans(planned)
+    assert any("softmax_backward_data" in op.target for op in plan.problem.graph.ops)
