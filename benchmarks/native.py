@@ -49,7 +49,7 @@ from common import (
     write_results,
 )
 from limits import Job, planned, run_jobs
-from lowtide.capture.overwrite import no_overwriting
+from lowtide.capture.liberties import as_traced
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.problem import Problem
 from lowtide.schedule.steps import Schedule
@@ -218,7 +218,7 @@ def run_model(name: str, ratios: Sequence[float], path: Path) -> None:
         emit({"skipped": f"{entry.package} is not installed ({error})"})
         return
     write(capture(work).problem, path)
-    with no_overwriting():
+    with as_traced():
         captured = capture(work)
     for rows in (budget_rows(captured, ratios), checkpoint_rows(work, captured.problem)):
         try:

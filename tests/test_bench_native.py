@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.capture.overwrite import no_overwriting
+from lowtide.capture.liberties import as_traced
 from lowtide.graph import samples
 from lowtide.plan.problem import Problem
 from lowtide.schedule.verify import verify
@@ -59,7 +59,7 @@ def small_gpt():
 
 @pytest.fixture(scope="module")
 def captured(small_gpt):
-    with no_overwriting():
+    with as_traced():
         return capture(small_gpt)
 
 

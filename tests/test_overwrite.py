@@ -16,7 +16,7 @@ import lowtide
 from exactness import STEPS, Batch, DropEverything, Tightest, assert_exact
 from lowtide.capture import overwrite
 from lowtide.capture.joint import make_program
-from lowtide.capture.overwrite import no_overwriting
+from lowtide.capture.liberties import as_traced
 from lowtide.capture.program import Program
 from lowtide.capture.sequence import KERNELS, written_over
 from lowtide.costs.analytic import analytic_costs
@@ -228,9 +228,9 @@ def test_complex_numbers_stay() -> None:
     assert joined(lambda x: ((x @ x) * x.t(),), x) == []
 
 
-def test_no_overwriting() -> None:
+def test_as_traced() -> None:
     function, x = (lambda x: (x.cos().exp(),)), torch.randn(4)
-    with no_overwriting():
+    with as_traced():
         assert joined(function, x) == []
     assert joined(function, x) == ["cos+exp"]
 
@@ -242,7 +242,7 @@ def test_estimated_cost_is_the_sum_of_the_parts() -> None:
 
     args = torch.randn(64, 64), torch.randn(64, 64)
     program = program_of(function, *args)
-    with no_overwriting():
+    with as_traced():
         apart = program_of(function, *args)
     assert short([op.target for op in program.graph.ops]) == ["native_layer_norm+mul+exp+add", "logsumexp+sqrt"]
     parts = analytic_costs(apart, "cpu")
@@ -445,7 +445,7 @@ def test_least_memory_is_no_more_than_apart(layers: tuple[nn.Module, ...], shape
         return caught.value.least_bytes
 
     joined = least()
-    with no_overwriting():
+    with as_traced():
         assert joined <= least()
 
 

@@ -6,8 +6,11 @@ allocator hands out blocks of a multiple of 512 bytes and kernels run behind the
 
 from __future__ import annotations
 
+import mmap
 import platform
+from collections.abc import Sequence
 from functools import cache
+from math import prod
 from pathlib import Path
 
 import torch
@@ -49,6 +52,31 @@ def round_bytes(number: int, device: Device) -> int:
 def sums_rows_first(device: Device) -> bool:
     """Whether the backward of softmax on `device` is known to read all of a row before it writes into it."""
     return as_device(device).type == "cpu"
+
+
+def can_be_hollow(device: Device) -> bool:
+    """Whether `hollow` can make tensors for ops on `device`."""
+    return as_device(device).type == "cpu" and hasattr(mmap, "MAP_PRIVATE")
+
+
+def hollow(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a dense tensor of zeros on the CPU that takes no memory as long as nobody writes into it.
+
+    It lies in pages that the system has promised and not made: where one is read, zeros are there.
+    """
+    number = prod(sizes)
+    return torch.frombuffer(_unmade(number * dtype.itemsize), dtype=dtype, count=number).as_strided(sizes, strides)
+
+
+_unmade_pages: list[mmap.mmap] = []
+
+
+def _unmade(number: int) -> mmap.mmap:
+    """Return at least `number` bytes of pages that nobody has written to, shared by all who ask."""
+    if not _unmade_pages or len(_unmade_pages[-1]) < number:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        _unmade_pages[:] = [mmap.mmap(-1, number, flags=flags)]
+    return _unmade_pages[-1]
 
 
 def free_bytes(device: Device) -> int:

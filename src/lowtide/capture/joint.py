@@ -18,6 +18,7 @@ from lowtide.capture.copies import drop_copies
 from lowtide.capture.normalise import normalise
 from lowtide.capture.overwrite import find_tails
 from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_tangent, output_node
+from lowtide.capture.shapes import hollow_out, is_hollow
 from lowtide.capture.split import split_convolutions
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
@@ -51,6 +52,7 @@ def make_program(
     normalise(module)
     drop_copies(module)
     split_convolutions(module)
+    hollow_out(module)
     if _has_tokens(module):
         parameters = ()  # positions count from behind the tokens that order effects, and gradients do not
     program = _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
@@ -112,7 +114,8 @@ class _Folder:
         for position, node in enumerate(placeholders):
             self._add_value(node, None, "parameter" if position in self.parameters else "input")
         for node in self.module.graph.find_nodes(op="get_attr"):
-            self._add_value(node, None, "buffer")
+            if not is_hollow(node):
+                self._add_value(node, None, "buffer")
         self.changed_values = frozenset(self.value_of[node] for node in _changed_inputs(self.module))
 
     def _add_tangents(self) -> None:

@@ -13,14 +13,11 @@ not changed: a program says which of its ops have tails, and the graphs that are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import torch
 from torch import fx
 
 from lowtide import device as devices
+from lowtide.capture import liberties
 from lowtide.capture.alias import storage_bytes
 from lowtide.capture.program import Program, Tail, may_write
 from lowtide.capture.sequence import BY_ROWS, KERNELS
@@ -28,18 +25,6 @@ from lowtide.graph.ir import OpId, ValueId
 
 # Ops that need more than their results while they run.
 _WORKSPACES = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
-
-_allowed = ContextVar("lowtide_overwriting", default=True)
-
-
-@contextmanager
-def no_overwriting() -> Iterator[None]:
-    """Keep every op to itself in programs made meanwhile: graphs as published, or as others would run them."""
-    token = _allowed.set(False)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
 
 
 def find_tails(program: Program, like: Program | None = None) -> dict[fx.Node, tuple[Tail, ...]]:
@@ -49,7 +34,7 @@ def find_tails(program: Program, like: Program | None = None) -> dict[fx.Node, t
         program: A program without tails.
         like: A program whose forward ops shall be those of this one; they differ in what backward reads.
     """
-    return _Finder(program, like).find() if _allowed.get() else {}
+    return _Finder(program, like).find() if liberties.are_allowed() else {}
 
 
 class _Finder:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lowtide.api import plan
-from lowtide.capture.overwrite import no_overwriting
+from lowtide.capture.liberties import as_traced
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
@@ -152,7 +152,7 @@ def capture(name: str, network: Network, device: str) -> Captured:
         batch = [torch.empty(network.batch, *network.image)]
         if network.labels is not None:
             batch.append(torch.zeros(network.batch, *network.labels, dtype=torch.int64))
-    with no_overwriting():
+    with as_traced():
         problem = plan(model, batch, budget="100%", planner="keep_all", costs=device).problem
     idle = (0,) * len(problem.graph.ops)
     return Captured(
