@@ -18,9 +18,9 @@ from exactness import Batch, DropEverything, assert_exact, assert_same, train
 from lowtide import device
 from lowtide.capture.liberties import as_traced
 from lowtide.capture.shapes import READS_SHAPE, hollow_out, is_hollow
-from lowtide.errors import InvalidInputError
+from lowtide.errors import InfeasibleBudgetError, InvalidInputError
 from lowtide.graph.ir import Graph
-from lowtide.testing.models import MODELS, loss_of
+from lowtide.testing.models import MODELS
 
 aten = torch.ops.aten
 STATUS = Path("/proc/self/statm")
@@ -95,6 +95,7 @@ def test_kernels_read_the_shape_alone(target: Any, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.filterwarnings("ignore:TF32")
 @pytest.mark.parametrize("mkldnn", [True, False], ids=["onednn", "native"])
 def test_convolutions_read_the_shape_alone(dtype: torch.dtype, dims: int, transposed: bool, mkldnn: bool) -> None:
     layouts = [False, True] if dims > 1 else [False]
@@ -174,7 +175,7 @@ class Layers(nn.Module):
         x = self.norm(self.first(x))
         for pool, convolution in zip(self.pools, self.convolutions, strict=True):
             x = torch.tanh(convolution(pool(torch.sin(x))).sin())
-        x = nn.functional.adaptive_avg_pool2d(torch.exp(self.norm(x)), (3, 3))
+        x = nn.functional.adaptive_avg_pool2d(torch.sin(self.norm(x)), (3, 3))
         return self.last(x).square().sum()
 
 
@@ -276,36 +277,34 @@ def test_one_for_each_layout() -> None:
 
 
 def test_what_somebody_reads_stays() -> None:
-    x, weight = numbers(2, 8, 9, 9), numbers(8, 8, 1, 1)
     rest = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
 
-    def both(x: Tensor) -> Tensor:
+    def both(x: Tensor, weight: Tensor) -> Tensor:
         made = aten.convolution_backward(x, x.cos(), weight, [8], *rest, [True, True, True])
         return made[0].sum() + made[1].sum() + made[2].sum()
 
-    def twice(x: Tensor) -> Tensor:
+    def twice(x: Tensor, weight: Tensor) -> Tensor:
         y = x.cos()
         return of_input(y, y, weight)
 
-    def part(x: Tensor) -> Tensor:
+    def part(x: Tensor, weight: Tensor) -> Tensor:
         return of_input(x, torch.cat([x, x])[:2], weight)
 
+    args = numbers(2, 8, 9, 9), numbers(8, 8, 1, 1)
     for function in (both, twice, part):
-        module = hollowed(function, x)
+        module = hollowed(function, *args)
         assert num_hollow(module) == 0
-        assert torch.equal(module(x), function(x))
+        assert torch.equal(module(*args), function(*args))
 
 
-@pytest.mark.parametrize("name", ["unet"])
-def test_less_memory_is_needed(name: str) -> None:
-    model, args, kwargs = MODELS[name](levels=3, width=8, size=64, batch=2)
+def test_less_memory_is_needed() -> None:
+    model, args, kwargs = MODELS["unet"](levels=3, width=8, size=64, batch=2)
 
     def least() -> int:
-        with pytest.raises(lowtide.InfeasibleBudgetError) as caught:
+        with pytest.raises(InfeasibleBudgetError) as caught:
             lowtide.plan(model, args, kwargs, budget=1, costs="analytic", planner="greedy")
         return caught.value.least_bytes
 
-    assert loss_of(model(*args, **kwargs)).isfinite()
     ours = least()
     with as_traced():
         assert ours < least()

@@ -55,7 +55,7 @@ _DESCENT = "greedy"
 # The share of the gap that a round must at least have closed for another to be worth its time, and that the third must
 # have where much is left.
 _NEXT_TO_NOTHING, _LITTLE_CLOSED = 0.05, 0.15
-# A gap that is not worth a third round, or a second if rounds take long; and one that is not worth a third then.
+# A gap that is not worth a third round; and one that is not worth a second if rounds take long.
 _LITTLE_GAP, _SMALL_GAP = 0.01, 0.03
 # A gap that is wide.
 _WIDE = 0.04
@@ -221,7 +221,9 @@ class _Work:
                 last = number + _ANEW if self.sides.fits else last
             # There are more of them as soon as something fits.
             enough = self._num_rounds() if at_most is None else at_most
-            if self._is_done() or number >= max(enough, last) or self._has_stalled():
+            if last:
+                enough = max(enough, last + self._num_more())
+            if self._is_done() or number >= enough or self._has_stalled():
                 return
             # That nothing fits is only said of the given order.
             worth_proving = self.sides.fits or self.claims.is_about_given
@@ -334,11 +336,13 @@ class _Work:
             return 1
         if self.auto.effort <= 1 and len(self.problem.graph.ops) > _LARGE:
             return 1
-        number = max(1, round(len(ROUNDS) * min(self.auto.effort, 2.0)))
-        if self.auto.effort > 1:
-            return number
-        # One more where much is left, unless it is dear.
-        return number + (len(self.problem.graph.ops) <= _MANY and self._left() > _FAR)
+        return max(1, round(len(ROUNDS) * min(self.auto.effort, 2.0))) + self._num_more()
+
+    def _num_more(self) -> int:
+        """Return how many rounds more there are where much is left, unless they are dear."""
+        if self.auto.effort > 1 or len(self.problem.graph.ops) > _MANY:
+            return 0
+        return (self._left() > _FAR) + (self._left() > _WIDE)
 
     def _has_stalled(self) -> bool:
         """Whether one more round is not worth its time: the last of several brought or left little, or it is dear.
@@ -349,7 +353,7 @@ class _Work:
         if self.auto.effort > 1 or num_ops <= _MEDIUM or not self.left:
             return False
         if len(self.left) == 1:
-            return num_ops > _MANY and self.left[0] <= _LITTLE_GAP
+            return num_ops > _MANY and self.left[0] <= _SMALL_GAP
         if num_ops > _MANY:
             return True
         before, after = self.left[-2:]

@@ -55,13 +55,15 @@ _FAR = 0.02
 _GLANCED = 4
 # How far below the bound a relaxation may be for its program to be solved: whole numbers can add as much.
 _NEARLY = 0.005
-# Where whole numbers have added less, they are left out if the schedule is farther than this from the relaxation, or if
-# the graph has more ops than this and the program many rows.
+# Where whole numbers have added less, they are left out if the schedule is farther than this from the relaxation and
+# they have been tried with several moments, or if the graph has more ops than this and the program many rows.
 _WIDE = 0.04
 _MANY_OPS = 1_000
 # Where whole numbers have added this share of the step to a relaxation, they get more work and leave more to gain.
 _WHOLE = 0.01
 _WORK_WHOLE = 1.0
+# How many moments are added at once with which the relaxation says no more, where whole numbers have added much.
+_UNSEEN = 2
 # Programs with several moments and more rows than this get less work in whole numbers, which does little for them.
 _MANY_ROWS = 5_000
 
@@ -120,8 +122,8 @@ class Refiner:
         self._gains |= {op: FREE for op in needy if op in self._needy}
         self._latest: _Relaxed | None = None
         self._again = False
-        # What whole numbers have added to a relaxation.
-        self._whole = 0.0
+        # What whole numbers have added to a relaxation, and whether they were tried with several moments.
+        self._whole, self._tried = 0.0, False
 
     def glance(self, *, seconds: float) -> Proof:
         """Return what the relaxation says with a few moments that are likely to matter, without trying others."""
@@ -147,6 +149,8 @@ class Refiner:
             self._begin(limits, deadline)
         else:
             self._grow(before, limits, deadline)
+            if self._latest is before and self._whole > _WHOLE:
+                self._grow_unseen(before, limits, deadline)
         latest = self._latest
         assert latest is not None, "there is at least one candidate"
         work = self._work(latest, limits)
@@ -192,10 +196,20 @@ class Refiner:
             if left <= 0 or time.perf_counter() > deadline or latest.answer.bound >= limits.enough:
                 return
 
+    def _grow_unseen(self, latest: _Relaxed, limits: Limits, deadline: float) -> None:
+        """Add the neediest of the candidates, far from the bound: whole numbers can say more where fractions do not."""
+        if limits.enough - self.proof.bound > _FAR and self._can_grow(latest, _UNSEEN):
+            needy = self._apart(sorted(self._gains, key=lambda op: -self._timeline.own[op]), latest.moments)
+            if needy:
+                self._latest = self._relax((*latest.cutter.window.history, *needy[:_UNSEEN]), deadline)
+
+    def _can_grow(self, latest: _Relaxed, count: int) -> bool:
+        """Whether the program would still say enough for its time with as many moments more."""
+        return latest.num_rows / len(latest.moments) * (len(latest.moments) + count) <= _MOST_ROWS
+
     def _to_try(self, latest: _Relaxed) -> list[OpId]:
         """Return where a further moment may say most: where the last solution goes wrong, and where it said most."""
-        size = latest.num_rows / len(latest.moments)
-        if size * (len(latest.moments) + 1) > _MOST_ROWS:
+        if not self._can_grow(latest, 1):
             return []
         hint = self.proof.hint
         overflow = [] if hint is None else _overflow(self._problem, hint)
@@ -230,11 +244,12 @@ class Refiner:
         simple, answer = latest.answer, latest.answer
         nearly = simple.bound + max(_NEARLY, self._whole) >= self.proof.bound
         large = len(self._problem.graph.ops) > _MANY_OPS and latest.num_rows > _MANY_ROWS
-        wide = large or limits.enough - simple.bound > _WIDE
-        in_vain = len(latest.moments) > 1 and self._whole < _NEARLY and wide
+        wide = self._tried and limits.enough - simple.bound > _WIDE
+        in_vain = len(latest.moments) > 1 and self._whole < _NEARLY and (large or wide)
         if nearly and simple.bound < limits.enough and not in_vain:
             answer = latest.cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter())))
             self._whole = max(self._whole, min(1.0, answer.bound) - simple.bound)
+            self._tried |= len(latest.moments) > 1
         # A solution with fewer moments tells the search more than the rounded one of a solver that ran out of work.
         hint = latest.cutter.hint(answer) or self.proof.hint or latest.cutter.hint(simple)
         bound = max(answer.bound, simple.bound)
