@@ -134,27 +134,52 @@ def test_a_wrong_bound_is_caught():
     assert caught > 5
 
 
-def test_refined_bounds_never_exceed_the_optimum(monkeypatch):
-    """On tiny graphs all first runs are neighbours, and few are needy: these limits are lifted."""
-    monkeypatch.setattr(refine, "_DISTANCE", 1)
-    monkeypatch.setattr(refine, "_APART", 0.0)
-    monkeypatch.setattr(refine, "_NEEDY", 0.1)
-    monkeypatch.setattr(refine, "_CLOSE", 1)
-    several = 0
-    for seed, _, problem in cases(range(500)):
+def lift_limits(monkeypatch):
+    """On tiny graphs all first runs are neighbours, and few are needy."""
+    for name, value in {"_DISTANCE": 1, "_APART": 0.0, "_NEEDY": 0.1, "_CLOSE": 1}.items():
+        monkeypatch.setattr(refine, name, value)
+
+
+def refined(problem, optimum, rounds=3):
+    """Return the refiner after some rounds, none of which may prove more than there is."""
+    refiner = refine.Refiner(problem)
+    assert refiner.glance(seconds=60.0).bound <= optimum + 1e-5
+    known = Greedy().propose(problem).schedule
+    for _ in range(rounds):
+        refiner.advance(Limits(work=1.0, enough=optimum + 1.0), known)
+        assert refiner.proof.bound <= optimum + ROUNDING
+        if refiner.done:
+            break
+    return refiner
+
+
+def feasible_cases(number):
+    for seed, _, problem in cases(range(number)):
         optimum = optimum_of(problem)
-        if optimum is None or least_peak_bytes(problem) > problem.budget_bytes:
-            continue
-        refiner = refine.Refiner(problem)
-        assert refiner.glance(seconds=60.0).bound <= optimum + 1e-5, seed
-        known = Greedy().propose(problem).schedule
-        for _ in range(3):
-            refiner.advance(Limits(work=1.0, enough=optimum + 1.0), known)
-            assert refiner.proof.bound <= optimum + ROUNDING, seed
-            several += len(refiner.proof.moments) > 1
-            if refiner.done:
-                break
+        if optimum is not None and least_peak_bytes(problem) <= problem.budget_bytes:
+            yield seed, problem, optimum
+
+
+def test_refined_bounds_never_exceed_the_optimum(monkeypatch):
+    lift_limits(monkeypatch)
+    several = sum(len(refined(problem, optimum).proof.moments) > 1 for _, problem, optimum in feasible_cases(500))
     assert several >= 1
+
+
+def test_moments_with_which_fractions_say_no_more_help_whole_numbers(monkeypatch):
+    lift_limits(monkeypatch)
+    monkeypatch.setattr(refine, "_WHOLE", -1.0)
+    monkeypatch.setattr(refine, "_FAR", 0.0)
+    better = worse = 0
+    for _, problem, optimum in feasible_cases(200):
+        found = []
+        for unseen in (0, 2):
+            monkeypatch.setattr(refine, "_UNSEEN", unseen)
+            found.append(refined(problem, optimum, rounds=5).proof.bound)
+        better += found[1] > found[0] + ROUNDING
+        worse += found[1] < found[0] - ROUNDING
+    assert worse == 0
+    assert better >= 1
 
 
 def test_moments_are_looked_for_where_a_schedule_has_nothing_to_spare():

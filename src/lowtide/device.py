@@ -59,13 +59,18 @@ def can_be_hollow(device: Device) -> bool:
     return as_device(device).type == "cpu" and hasattr(mmap, "MAP_PRIVATE")
 
 
-def hollow(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def hollow(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
     """Return a dense tensor of zeros on the CPU that takes no memory as long as nobody writes into it.
 
-    It lies in pages that the system has promised and not made: where one is read, zeros are there.
+    It lies in pages that the system has promised and not made: where one is read, zeros are there. None if the system
+    does not promise as many, for the addresses of a process can be limited.
     """
     number = prod(sizes)
-    return torch.frombuffer(_unmade(number * dtype.itemsize), dtype=dtype, count=number).as_strided(sizes, strides)
+    try:
+        pages = _unmade(number * dtype.itemsize)
+    except OSError:
+        return None
+    return torch.frombuffer(pages, dtype=dtype, count=number).as_strided(sizes, strides)
 
 
 _unmade_pages: list[mmap.mmap] = []

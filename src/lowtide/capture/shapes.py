@@ -46,9 +46,10 @@ def hollow_out(module: fx.GraphModule) -> None:
         if source is not None:
             position, tensor = READS_SHAPE[node.target], source.meta["val"]
             name = _name(tensor)
-            if name not in made:
-                made[name] = _add_hollow(module, tensor, name)
-            node.args = (*node.args[:position], made[name], *node.args[position + 1 :])
+            hollow = made[name] if name in made else _add_hollow(module, tensor, name)
+            if hollow is not None:
+                made[name] = hollow
+                node.args = (*node.args[:position], hollow, *node.args[position + 1 :])
 
 
 def is_hollow(node: fx.Node) -> bool:
@@ -79,9 +80,12 @@ def _name(tensor: torch.Tensor) -> str:
     return "_".join([_HOLLOW, dtype, *map(str, tensor.shape), "by", *map(str, tensor.stride())])
 
 
-def _add_hollow(module: fx.GraphModule, like: torch.Tensor, name: str) -> fx.Node:
+def _add_hollow(module: fx.GraphModule, like: torch.Tensor, name: str) -> fx.Node | None:
     with _disable_current_modes():
-        module.register_buffer(name, devices.hollow(like.shape, like.stride(), like.dtype), persistent=False)
+        hollow = devices.hollow(like.shape, like.stride(), like.dtype)
+    if hollow is None:
+        return None
+    module.register_buffer(name, hollow, persistent=False)
     first = next(node for node in module.graph.nodes if node.op != "placeholder")
     with module.graph.inserting_before(first):
         node = module.graph.get_attr(name)
