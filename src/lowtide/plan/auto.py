@@ -20,43 +20,39 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import OpId
+from lowtide.plan import rounds
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.program import Limits
 from lowtide.plan.bounds.prover import Prover
+from lowtide.plan.bounds.refine import Proof
 from lowtide.plan.claims import EQUAL, Claims
 from lowtide.plan.options import check_numbers
 from lowtide.plan.orders.sides import Sides, first_runs
 from lowtide.plan.problem import Problem
-from lowtide.plan.rounds import ROUNDS, Round, Start, searches_in_large_graphs
+from lowtide.plan.rounds import ROUNDS, Round, Start
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
 _LITTLE = 0.3
+# The share of its work that the proof gets in large graphs, where the relaxations it begins with take long.
+_LARGE_PROOF = 0.4
 # Above this number of ops the programs of the proof take too long.
 _MOST_OPS = 6_000
 # Up to this number of ops the proof is not worth a process of its own, nor where so many seconds are all there is.
 _FEW_OPS, _HURRY = 150, 5.0
 # Above this number of ops, planners whose work grows faster than linearly are left out, and one round is enough.
 _LARGE = 4_000
-# Above this number of ops, rounds are dear enough to end early, and planners that win only where memory is very scarce
-# are asked only if nothing fits; above the second, not at all.
-_MEDIUM, _MANY = 300, 1_000
 # From this number of ops on, the gap that is close enough grows with it, for so does the time of a round.
 _SMALL = 500
 # The planner that begins with plain descents, and looks for the least memory where these do not reach the budget.
 _DESCENT = "greedy"
-# The share of the gap that a round must at least have closed for another to be worth its time, and that the third must
-# have where much is left.
-_NEXT_TO_NOTHING, _LITTLE_CLOSED = 0.05, 0.15
-# A gap that is not worth a third round; and one that is not worth a second if rounds take long.
-_LITTLE_GAP, _SMALL_GAP = 0.01, 0.03
 # A gap that is wide.
 _WIDE = 0.04
 # The share of its overhead by which a search must have lowered it to be gone on with at once.
@@ -73,9 +69,9 @@ _GLANCE = 500_000
 # The work of one last search, how many there are at most, and the share of the gap that one must close for another.
 _POLISH = 1_200_000
 _MOST_POLISH = 8
+# How many of them in large graphs are beside the proof of the first round, which takes longest, if the gap is wide.
+_MORE = 3
 _WORTH = 0.03
-# A gap with which there is one more round, and a last search that has closed less is forgiven once; twice if wide.
-_FAR = 0.03
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +132,9 @@ class Auto(AbstractPlanner):
             work = _Work(self, problem, prover, progress)
             work.ask_planners()
             if self.effort:
+                # In large graphs it takes about as long as to look around.
+                if work.is_large:
+                    work.begin_glance()
                 work.sides.look_around(given=work.descends_late, until=work.deadline(), progress=progress)
             work.ask_late()
             if not work.sides.fits:
@@ -155,11 +154,13 @@ class _Work:
 
     def __init__(self, auto: Auto, problem: Problem, prover: Prover, progress: Progress) -> None:
         self.auto, self.problem, self.prover, self.progress = auto, problem, prover, progress
-        self.started = time.perf_counter()
+        self.num_ops, self.started = len(problem.graph.ops), time.perf_counter()
         self.sides = Sides(problem, seed=auto.seed)
         self.claims = Claims(self.sides.view, impossible=least_peak_bytes(problem) > problem.budget_bytes)
-        growth = 1.0 if auto.effort > 1 else max(1.0, len(problem.graph.ops) / _SMALL)
+        growth = 1.0 if auto.effort > 1 else max(1.0, self.num_ops / _SMALL)
         self.gap = auto.gap * growth
+        # What a first glance at the given order has begun to find.
+        self.glancing: Callable[[], Proof] | None = None
         # Whether the last search went on from the best schedule and found a much better one: then so does the next.
         self.rises = False
         # The gap left after each round with this proof.
@@ -169,9 +170,8 @@ class _Work:
         """Offer the schedules of the planners to the search."""
         for schedule in self.auto.starts:
             verify(self.problem.graph, schedule)
-        num_ops = len(self.problem.graph.ops)
-        left_out = self.auto.slow if num_ops > _LARGE else frozenset()
-        late = self.auto.late if num_ops > _MEDIUM else frozenset()
+        left_out = self.auto.slow if self.num_ops > _LARGE else frozenset()
+        late = self.auto.late if self.num_ops > rounds.MEDIUM else frozenset()
         for name in self.auto.planners:
             if name not in left_out | late and not (name == _DESCENT and self.descends_late):
                 self._ask(name)
@@ -179,7 +179,7 @@ class _Work:
     @property
     def descends_late(self) -> bool:
         """Whether plain descents in all orders come before that planner of the list which goes on from its own."""
-        return self.auto.effort > 0 and _DESCENT in self.auto.planners and len(self.problem.graph.ops) > _MEDIUM
+        return self.auto.effort > 0 and _DESCENT in self.auto.planners and self.num_ops > rounds.MEDIUM
 
     def offer_starts(self) -> None:
         """Take a schedule known already if it is better; not at first, for it would keep the search near it."""
@@ -192,7 +192,7 @@ class _Work:
             self.progress("auto: descending as low as possible")
             self.sides.go_low()
         for name in self.auto.planners:
-            if name in self.auto.late and _MEDIUM < len(self.problem.graph.ops) <= _MANY and not self.sides.fits:
+            if name in self.auto.late and rounds.MEDIUM < self.num_ops <= rounds.MANY and not self.sides.fits:
                 self._ask(name, last=False)
 
     def _ask(self, name: str, *, last: bool = True) -> None:
@@ -223,11 +223,13 @@ class _Work:
             enough = self._num_rounds() if at_most is None else at_most
             if last:
                 enough = max(enough, last + self._num_more())
-            if self._is_done() or number >= enough or self._has_stalled():
+            turned = not self.claims.is_about_given
+            stalled = self.auto.effort <= 1 and rounds.has_stalled(self.left, self.num_ops, turned=turned)
+            if self._is_done() or number >= enough or stalled:
                 return
             # That nothing fits is only said of the given order.
             worth_proving = self.sides.fits or self.claims.is_about_given
-            if self.prover.problem is None and worth_proving and len(self.problem.graph.ops) <= _MOST_OPS:
+            if self.prover.problem is None and worth_proving and self.num_ops <= _MOST_OPS:
                 self.prover.turn_to(self.claims.about.problem)
             self._run_round(ROUNDS[number % len(ROUNDS)])
 
@@ -235,7 +237,7 @@ class _Work:
         """Search while the proof goes on."""
         scale = max(1.0, self.auto.effort / 4)
         # While nothing fits, all that the proof can still tell is that nothing does, and it does so early.
-        proof = (planned.proof if self.sides.fits else _LITTLE) * scale
+        proof = (planned.proof if self.sides.fits else _LITTLE) * scale * (_LARGE_PROOF if self.is_large else 1.0)
         limits = Limits(self._seconds_left(), proof, self.gap / 10, self._enough())
         hint = self.claims.about.ops_outward(self.prover.hint)
         known = self.claims.about.inward(self.sides.schedule) if self.sides.fits else None
@@ -250,16 +252,24 @@ class _Work:
             self.left.append(self._left())
         self._report()
 
+    def begin_glance(self) -> None:
+        """Begin a first glance at what can be proved."""
+        if self.glancing is None and self.num_ops <= _MOST_OPS and not self.claims.impossible:
+            self.prover.turn_to(self.claims.about.problem)
+            self.glancing = self.prover.glance(seconds=self._seconds_left())
+
     def _glance(self) -> None:
         """Let the proof be about the order of the best schedule if the given one is behind and seems to stay there."""
-        behind = self.sides.given_is_behind and not self.claims.impossible
-        if behind and len(self.problem.graph.ops) <= _MOST_OPS:
-            self.prover.turn_to(self.claims.about.problem)
-            glancing = self.prover.glance(seconds=self._seconds_left())
+        behind = self.sides.given_is_behind
+        if behind:
+            self.begin_glance()
+        if self.glancing is None:
+            return
+        if behind:
             self._search(Start.BEST, int(_GLANCE * min(1.0, self.auto.effort)), ())
-            self.claims.note(glancing().bound)
-            if self.claims.latest >= _NEARLY * self.sides.overhead:
-                self._turn()
+        self.claims.note(self.glancing().bound)
+        if behind and self.claims.latest >= _NEARLY * self.sides.overhead:
+            self._turn()
 
     def _turn(self) -> None:
         """Let the proof be about the order of the best schedule from now on."""
@@ -270,7 +280,7 @@ class _Work:
     def polish(self) -> None:
         """Search on where the best schedule is, as long as that brings much: the rounds need not have ended there."""
         failures = 0
-        for _ in range(_MOST_POLISH):
+        for _ in range(_MOST_POLISH - (_MORE if self.is_large else 0)):
             before = self.sides.overhead
             left = self._left()
             if not self.sides.fits or left <= EQUAL or time.perf_counter() >= self.deadline():
@@ -278,7 +288,9 @@ class _Work:
             self.sides.improve(int(_POLISH * min(1.0, self.auto.effort)), best=True, until=self.deadline())
             self._let_wait()
             failures += before - self.sides.overhead < _WORTH * left
-            if failures > (left > _FAR) + (left > _WIDE) or left <= max(self.gap, self._little_gap):
+            if failures > (left > rounds.FAR) + (left > _WIDE) or left <= max(
+                self.gap, rounds.little_gap(self.num_ops)
+            ):
                 return
 
     def proposal(self) -> Proposal:
@@ -300,11 +312,11 @@ class _Work:
         return met and self.claims.beats_given(overhead)
 
     def _searches(self, planned: Round) -> list[tuple[Start, int]]:
-        """Return the searches of a round; where the gap is wide, the proof takes long, and there is one more."""
-        large = self.auto.effort <= 1 and len(self.problem.graph.ops) > _MANY
+        """Return the searches of a round; where the gap is wide, the proof takes long, and there are more of them."""
         wide = self.sides.fits and self._left() > _WIDE
-        chosen = searches_in_large_graphs(planned, wide=wide) if large else [*planned.searches]
-        return [*chosen, (Start.BEST, _POLISH)] if wide else chosen
+        chosen = rounds.searches_in_large_graphs(planned, wide=wide) if self.is_large else [*planned.searches]
+        more = _MORE if self.is_large and self.claims.is_about_given and not self.left else 1
+        return [*chosen, *[(Start.BEST, _POLISH)] * more] if wide else chosen
 
     def _search(self, start: Start, work: int, hint: Collection[OpId]) -> None:
         before = self.sides.overhead if self.sides.fits else math.inf
@@ -332,38 +344,21 @@ class _Work:
             self.sides.let_wait()
 
     def _num_rounds(self) -> int:
-        if self.auto.effort <= 1 and not self.sides.fits:
-            return 1
-        if self.auto.effort <= 1 and len(self.problem.graph.ops) > _LARGE:
+        if self.auto.effort <= 1 and (self.num_ops > _LARGE or not self.sides.fits):
             return 1
         return max(1, round(len(ROUNDS) * min(self.auto.effort, 2.0))) + self._num_more()
 
     def _num_more(self) -> int:
         """Return how many rounds more there are where much is left, unless they are dear."""
-        if self.auto.effort > 1 or len(self.problem.graph.ops) > _MANY:
+        if self.auto.effort > 1 or self.is_large:
             return 0
-        return (self._left() > _FAR) + (self._left() > _WIDE)
-
-    def _has_stalled(self) -> bool:
-        """Whether one more round is not worth its time: the last of several brought or left little, or it is dear.
-
-        In large graphs there are two at most, for the proof takes long; the last searches go on.
-        """
-        num_ops = len(self.problem.graph.ops)
-        if self.auto.effort > 1 or num_ops <= _MEDIUM or not self.left:
-            return False
-        if len(self.left) == 1:
-            return num_ops > _MANY and self.left[0] <= _SMALL_GAP
-        if num_ops > _MANY:
-            return True
-        before, after = self.left[-2:]
-        if after > _FAR:
-            return len(self.left) > 2 and before - after < _LITTLE_CLOSED * before
-        return after <= self._little_gap or before - after < _NEXT_TO_NOTHING * before
+        gap = self._gap() if self.sides.fits else math.inf
+        return (gap > rounds.FAR) + (gap > _WIDE)
 
     @property
-    def _little_gap(self) -> float:
-        return _SMALL_GAP if len(self.problem.graph.ops) > _MANY else _LITTLE_GAP
+    def is_large(self) -> bool:
+        """Whether rounds are dear, and not wanted all the same."""
+        return self.auto.effort <= 1 and self.num_ops > rounds.MANY
 
     def _enough(self) -> float:
         """Return the bound with which the search may end; a little more, so that rounding does not matter."""
@@ -383,6 +378,10 @@ class _Work:
         """
         return self.sides.overhead - self.claims.latest if self.sides.fits else math.inf
 
+    def _gap(self) -> float:
+        """Return what the best schedule has above what is known about its order or, if it is no better, the given."""
+        return self.sides.overhead - self.claims.bound(first_runs(self.sides.schedule), self.sides.overhead)
+
     def _is_done(self) -> bool:
         close = self._left() <= max(self.gap, EQUAL)
         hopeless = math.isinf(self.claims.latest) or (self.claims.impossible and self.claims.is_about_given)
@@ -393,8 +392,7 @@ class _Work:
         if not self.sides.fits:
             self.progress(f"auto: nothing fits yet, least peak {self.sides.peak_bytes} bytes, {seconds:.1f} s")
             return
-        best = self.sides.overhead
-        bound = self.claims.bound(first_runs(self.sides.schedule), best)
+        best, gap = self.sides.overhead, self._gap()
         self.progress(
-            f"auto: best overhead {best:.2%}, bound {bound:.2%}, gap {best - bound:.2%} of a step, {seconds:.1f} s"
+            f"auto: best overhead {best:.2%}, bound {best - gap:.2%}, gap {gap:.2%} of a step, {seconds:.1f} s"
         )

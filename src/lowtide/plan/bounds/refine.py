@@ -38,9 +38,9 @@ _MOST_AT_ONCE = 3
 _MUCH = 0.003
 # A stage adds no moment that brings less than this.
 _LITTLE = 2e-4
-# About the seconds that the relaxation of a program takes for each of its rows, and how many times the work of whole
-# numbers all relaxations of a stage may take.
-_SECONDS_PER_ROW = 2e-5
+# About the seconds that the relaxation of a program takes, in terms of its rows to the power of 1.5, and how many times
+# the work of whole numbers all relaxations of a stage may take.
+_SECONDS_OF_ROWS = 2.5e-7
 _RELAXING = 1.5
 # A program with more rows than this says too little for its time: no further moment is added to it.
 _MOST_ROWS = 60_000
@@ -183,7 +183,7 @@ class Refiner:
                 if best is not None and self._gains.get(candidate, FREE) < best.answer.bound - latest.answer.bound:
                     continue
                 relaxed = self._relax((*latest.cutter.window.history, candidate), deadline)
-                left -= _SECONDS_PER_ROW * relaxed.num_rows
+                left -= _SECONDS_OF_ROWS * relaxed.num_rows**1.5
                 self._gains[candidate] = relaxed.answer.bound - latest.answer.bound
                 if best is None or relaxed.answer.bound > best.answer.bound:
                     best = relaxed

@@ -14,6 +14,7 @@ from functools import partial
 
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.base import Progress
+from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.orders.delay import delayed
 from lowtide.plan.orders.idle import without_idle_runs
 from lowtide.plan.orders.release import releasing
@@ -29,7 +30,7 @@ from lowtide.schedule.verify import verify
 _NEAR = 1.15
 # Above this number of ops no other order is looked at; above the second, none that only promises less memory.
 _MOST_OPS, _FEW_OPS = 4_000, 500
-# Above this number of ops one descent in another order is enough.
+# Above this number of ops one descent in an order is enough.
 _MANY_OPS = 1_000
 # How many sides are kept beside that of the given order.
 _MOST_SIDES = 3
@@ -116,8 +117,9 @@ class Sides:
         far. If asked to, it descends in the `given` one first.
         """
         graph = self._problem.graph
+        quickly = partial(_descend, first=len(graph.ops) > _MANY_OPS)
         if given:
-            for schedule in _descend(self._given.view, first=False):
+            for schedule in quickly(self._given.view):
                 self.offer(schedule)
         if len(graph.ops) > _MOST_OPS:
             return
@@ -128,7 +130,6 @@ class Sides:
         views = [View.of(self._problem, order) for order in _other_orders(graph) if order != usual]
         descended: list[list[Schedule]] = [[] for _ in views]
         # Where a plain descent gets there in one of the orders, the long way down is not worth its time in another.
-        quickly = partial(_descend, first=len(graph.ops) > _MANY_OPS)
         for descent in (quickly, _go_low):
             for number, view in enumerate(views):
                 if time.perf_counter() < until:
@@ -218,6 +219,8 @@ class Sides:
 def _descend(view: View, *, first: bool) -> list[Schedule]:
     """Return the best schedule of descents in the order of `view`, or the `first` of them, if there is one."""
     problem = view.problem
+    if least_peak_bytes(problem) > problem.budget_bytes:
+        return []
     found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes, first=first)
     return [view.outward(min(found, key=lambda timeline: timeline.seconds).schedule())] if found else []
 
