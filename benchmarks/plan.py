@@ -4,9 +4,10 @@ Each model is captured once, with measured costs, and kept in out/problems. Ever
 40, 30, 25 and 20 % of the unplanned peak, in a process of its own with a time limit. Overheads and peaks are the
 simulator's; the bound is proved for the graph, its costs and its order of first computations, and the gap is what the
 overhead exceeds it by. Where `auto` has a schedule in an order of its own that is faster than any in the given order
-can be, there is no gap; what is proved about that other order is shown beside it. A planner other than `auto` that runs
-out of time at one budget of a model is not tried at the others of that model; these count as out of time as well.
-Budgets are planned from the least on, and `auto` is given its schedule for the budget before.
+can be, the bound is what is proved about that other order; what is proved about the given one is shown beside it. A
+planner other than `auto` that runs out of time at one budget of a model is not tried at the others of that model; these
+count as out of time as well. Budgets are planned from the least on, and `auto` is given its schedule for the budget
+before.
 
     python benchmarks/plan.py --only gpt unet --planners auto greedy --budgets 65 40 --keep
 """
@@ -22,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import zoo
-from checks import BEST, checks, failed, given_gap, is_faster
+from checks import BEST, checks, failed
 from common import RESULTS, Row, describe_machine, mib, number, refuse_unknown, table, text, write_results
 from limits import SCHEDULE, Job, planned, run_jobs
 from lowtide.plan import registry
@@ -149,8 +150,8 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "overhead": number("overhead", ".2%"),
     "peak MiB": mib("peak_bytes"),
     "peak share": lambda row: f"{row['peak_bytes'] / row['unplanned_bytes']:.1%}" if "peak_bytes" in row else "-",
-    "bound": number("given_bound", ".2%"),
-    "its order's bound": number("bound", ".2%"),
+    "bound": number("bound", ".2%"),
+    "given order's bound": number("given_bound", ".2%"),
     "planning s": number("planning_seconds", ".2f"),
     "note": note,
 }
@@ -169,8 +170,6 @@ def summary(rows: Sequence[Row]) -> str:
                 **auto,
                 "model": name,
                 "percent": percent,
-                "given_gap": given_gap(auto) if auto else None,
-                "own_gap": auto["gap"] if is_faster(auto) else None,
                 "other": best.get("overhead"),
                 "who": best.get("planner"),
             }
@@ -181,9 +180,9 @@ def summary(rows: Sequence[Row]) -> str:
             "model": text("model"),
             "budget": lambda row: f"{row['percent']} %",
             BEST: number("overhead", ".2%"),
-            "bound": number("given_bound", ".2%"),
-            "gap": number("given_gap", ".2%"),
-            "gap in its own order": number("own_gap", ".2%"),
+            "bound": number("bound", ".2%"),
+            "gap": number("gap", ".2%"),
+            "given order's bound": number("given_bound", ".2%"),
             "planning s": number("planning_seconds", ".1f"),
             "best other": number("other", ".2%"),
             "planner": text("who"),
