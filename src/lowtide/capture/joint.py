@@ -114,8 +114,7 @@ class _Folder:
         for position, node in enumerate(placeholders):
             self._add_value(node, None, "parameter" if position in self.parameters else "input")
         for node in self.module.graph.find_nodes(op="get_attr"):
-            if not is_hollow(node):
-                self._add_value(node, None, "buffer")
+            self._add_value(node, None, "buffer")
         self.changed_values = frozenset(self.value_of[node] for node in _changed_inputs(self.module))
 
     def _add_tangents(self) -> None:
@@ -283,7 +282,7 @@ def _phases(module: fx.GraphModule, forward_outputs: Sequence[Any]) -> tuple[lis
     forward: list[fx.Node] = []
     backward: list[fx.Node] = []
     for node in module.graph.nodes:
-        if node.op in ("placeholder", "output", "get_attr"):
+        if node.op in ("placeholder", "output", "get_attr") or is_hollow(node):
             continue
         # What the backward of a `torch.autograd.Function` calls is not tagged; all that forward calls is.
         untagged = is_tagged and not _tag(node) and not is_mutable(node)

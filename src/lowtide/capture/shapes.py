@@ -35,26 +35,25 @@ READS_SHAPE: Mapping[Any, int] = {
     **{getattr(aten, name).default: 1 for name in (*_POOLINGS, *_PADDINGS)},
 }
 _OF_INPUT_ALONE = [True, False, False]
-_HOLLOW = "lowtide_hollow"
 
 
 def hollow_out(module: fx.GraphModule) -> None:
     """Put hollow tensors in the place of those that are read for their shape alone, in place."""
-    made: dict[str, fx.Node] = {}
+    made: dict[tuple[Any, ...], fx.Node] = {}
     for node in list(module.graph.nodes) if liberties.are_allowed() else ():
         source = _read_for_its_shape(node)
         if source is not None:
             position, tensor = READS_SHAPE[node.target], source.meta["val"]
-            name = _name(tensor)
-            hollow = made[name] if name in made else _add_hollow(module, tensor, name)
+            layout = (tensor.shape, tensor.stride(), tensor.dtype)
+            hollow = made[layout] if layout in made else _add_hollow(module.graph, tensor)
             if hollow is not None:
-                made[name] = hollow
+                made[layout] = hollow
                 node.args = (*node.args[:position], hollow, *node.args[position + 1 :])
 
 
 def is_hollow(node: fx.Node) -> bool:
-    """Whether `node` stands for a hollow tensor, which is always there and takes no memory."""
-    return node.op == "get_attr" and str(node.target).startswith(_HOLLOW)
+    """Whether `node` makes a hollow tensor, which takes next to no time and no memory."""
+    return node.op == "call_function" and node.target is devices.hollow
 
 
 def _read_for_its_shape(node: fx.Node) -> fx.Node | None:
@@ -75,20 +74,18 @@ def _read_for_its_shape(node: fx.Node) -> fx.Node | None:
     return source if whole and devices.can_be_hollow(tensor.device) else None
 
 
-def _name(tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return "_".join([_HOLLOW, dtype, *map(str, tensor.shape), "by", *map(str, tensor.stride())])
+def _add_hollow(graph: fx.Graph, like: torch.Tensor) -> fx.Node | None:
+    """Add a hollow tensor at the beginning, or return None if there can be none.
 
-
-def _add_hollow(module: fx.GraphModule, like: torch.Tensor, name: str) -> fx.Node | None:
+    It is made there, not kept by the module: PyTorch copies the modules of graphs, and all that they keep.
+    """
+    args = (tuple(like.shape), like.stride(), like.dtype)
     with _disable_current_modes():
-        hollow = devices.hollow(like.shape, like.stride(), like.dtype)
-    if hollow is None:
-        return None
-    module.register_buffer(name, hollow, persistent=False)
-    first = next(node for node in module.graph.nodes if node.op != "placeholder")
-    with module.graph.inserting_before(first):
-        node = module.graph.get_attr(name)
+        if devices.hollow(*args) is None:
+            return None
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        node = graph.call_function(devices.hollow, args)
     with like.fake_mode:  # type: ignore[attr-defined]
         node.meta["val"] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     return node

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.program import Program, Tail, is_getitem
 from lowtide.capture.sequence import written_over
+from lowtide.capture.shapes import is_hollow
 from lowtide.graph.ir import OpId, ValueId
 from lowtide.lower.accumulate import hand_over, open_ledger
 from lowtide.lower.rng import replay_random, take_rng_state
@@ -106,7 +107,9 @@ class _Emitter:
         self._seen = set(seen or ())
         self._present: dict[fx.Node, fx.Node] = {}
         self._views: dict[ValueId, list[fx.Node]] = {}
-        for node in program.module.graph.find_nodes(op="get_attr"):
+        constants = program.module.graph.find_nodes(op="get_attr")
+        hollow = filter(is_hollow, program.module.graph.nodes)
+        for node in (*constants, *hollow):
             self._present[node] = self.graph.node_copy(node)
 
     def take(self, node: fx.Node) -> None:
@@ -156,7 +159,7 @@ class _Emitter:
         result = self.graph.output(outputs)
         result.meta["desc"] = [*descriptors, *[None] * (len(outputs) - len(descriptors))]
         for node in reversed(list(self.graph.nodes)):
-            if not node.users and (is_getitem(node) or node.op == "get_attr"):
+            if not node.users and (is_getitem(node) or is_hollow(node) or node.op == "get_attr"):
                 self.graph.erase_node(node)
         self.graph.lint()
         return fx.GraphModule(self.program.module, self.graph)
