@@ -89,8 +89,8 @@ def test_kernels_read_the_shape_alone(target: Any, dtype: torch.dtype) -> None:
             x = x.to(memory_format=layout)
         try:
             args = arguments(target, x)
-        except NotImplementedError:
-            return
+        except NotImplementedError as error:
+            pytest.skip(str(error))
         assert_reads_shape_alone(target, args, READS_SHAPE[target])
 
 
