@@ -9,6 +9,16 @@ from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.result import Plan
 from lowtide.schedule.simulate import Instance, instances
 
+# What a tensor is there for at the peak; the first that holds is its role.
+RETURNED_GRADIENT = "returned gradient"
+OUTPUT = "output"
+WRITTEN = "written"
+READ = "read"
+HANDOVER = "handover"
+PASSING_GRADIENT = "passing gradient"
+KEPT = "kept"
+GENERATOR_STATE = "generator state"
+
 _MAX_ORIGINS = 3
 _FAR_OPS = 8
 
@@ -25,6 +35,9 @@ class AliveTensor:
         module: The module that made it, or "".
         source: The line that made it, as "file:line".
         origin: Modules whose outputs it was made from, if no module of its own made it.
+        role: What it is there for, in a word: it is "read" or "written" by the op that runs, a "returned gradient" that
+            stays to the end of the step, an "output" that the caller holds or the gradient that arrives for it, a
+            "handover", a "passing gradient" of an activation, an activation that is "kept", or a "generator state".
         reason: Why it is alive.
         first_step: When it is made.
         last_step: When it is used last.
@@ -38,6 +51,7 @@ class AliveTensor:
     module: str
     source: str
     origin: tuple[str, ...]
+    role: str
     reason: str
     first_step: int
     last_step: int
@@ -66,6 +80,27 @@ def tensors_at_peak(plan: Plan) -> tuple[AliveTensor, ...]:
     found = [reader.describe(each) for each in reader.instances if each.birth <= peak <= each.death and each.bytes]
     found += [reader.describe_state(each) for each in reader.states if each.birth <= peak <= each.death]
     return tuple(sorted(found, key=lambda tensor: (-tensor.bytes, tensor.first_step, tensor.name)))
+
+
+def op_at_peak(plan: Plan) -> str:
+    """Return what runs at the peak of `plan`, in words: "aten.mm.default in head (models/net.py:12)"."""
+    op = plan.problem.graph.ops[plan.schedule.steps[plan.trace.peak_step]]
+    return f"{op.target}{f' in {op.module}' if op.module else ''}{at_source(op.source)}"
+
+
+def phase_at_peak(plan: Plan) -> str:
+    """Return "forward" or "backward"."""
+    return "forward" if plan.trace.peak_step < plan.trace.boundary else "backward"
+
+
+def short_source(source: str) -> str:
+    """Return the file of "file:line" with its folder, without what is above."""
+    return "/".join(source.replace("\\", "/").split("/")[-2:])
+
+
+def at_source(source: str) -> str:
+    """Return " (folder/file:line)", or "" if the place is not known."""
+    return f" ({short_source(source)})" if source else ""
 
 
 def short_target(target: str) -> str:
@@ -105,6 +140,7 @@ class _Reader:
             module=op.module,
             source=op.source,
             origin=() if op.module else self.origin(value.producer),
+            role=self.role(instance, uses),
             reason=self.reason(instance, uses),
             first_step=instance.birth + 1,
             last_step=instance.death + 1,
@@ -123,6 +159,7 @@ class _Reader:
             module=op.module,
             source=op.source,
             origin=(),
+            role=GENERATOR_STATE,
             reason="it repeats the random numbers when the op runs again",
             first_step=instance.birth + 1,
             last_step=instance.death + 1,
@@ -155,6 +192,30 @@ class _Reader:
                     pending.append(producer)
         largest = max(found.values(), default=0)
         return tuple(name for name, size in found.items() if 4 * size >= largest)[:_MAX_ORIGINS]
+
+    def role(self, instance: Instance, uses: list[int]) -> str:
+        kind = self.graph.values[instance.value].kind
+        if self.stays(instance):
+            return RETURNED_GRADIENT if kind == "gradient" else OUTPUT
+        if kind == "tangent":
+            return OUTPUT
+        if instance.birth == self.peak:
+            return WRITTEN
+        if self.peak in uses:
+            return READ
+        if instance.value in self.graph.handovers and not any(step > self.peak for step in uses):
+            return HANDOVER
+        return PASSING_GRADIENT if kind == "gradient" else KEPT
+
+    def stays(self, instance: Instance) -> bool:
+        """Whether this is the instance that the step returns: backward's copies of what forward made are not."""
+        producer = self.graph.values[instance.value].producer
+        assert producer is not None
+        return (
+            instance.value in self.graph.held
+            and instance.death == len(self.steps) - 1
+            and (instance.birth < self.boundary or not self.graph.is_forward(producer))
+        )
 
     def reason(self, instance: Instance, uses: list[int]) -> str:
         if instance.birth == self.peak:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from lowtide.errors import InvalidOptionError
-from lowtide.plan.alive import AliveTensor, tensors_at_peak
+from lowtide.plan.alive import AliveTensor, at_source, op_at_peak, phase_at_peak, short_source, tensors_at_peak
 from lowtide.plan.base import AbstractPlanner, Progress, silent
 from lowtide.plan.compare import ComparisonRow, compare_planners
 from lowtide.plan.files import write_json
@@ -112,7 +112,7 @@ class Explanation:
     def _blame(self) -> list[str]:
         lines = ["Most to blame:"]
         for number, tensor in enumerate(self.blamed, 1):
-            lines.append(f"  {number}. {format_bytes(tensor.bytes)}  {tensor.what}{_at(tensor.source)}")
+            lines.append(f"  {number}. {format_bytes(tensor.bytes)}  {tensor.what}{at_source(tensor.source)}")
             lines.append(f"     {tensor.reason}")
         return lines
 
@@ -121,7 +121,7 @@ class Explanation:
             *_share_table("module", self.by_module, self.peak_bytes),
             "",
             *_share_table(
-                "source line", [replace(each, name=_short(each.name)) for each in self.by_source], self.peak_bytes
+                "source line", [replace(each, name=short_source(each.name)) for each in self.by_source], self.peak_bytes
             ),
         ]
 
@@ -156,19 +156,18 @@ def explain_plan(
         less: Whether to ask for that, which takes a run of the planner for every 10 %.
         progress: Receives a line of text now and then.
     """
-    graph, trace, schedule = plan.problem.graph, plan.trace, plan.schedule
+    trace, schedule = plan.trace, plan.schedule
     if not schedule.steps:
         raise InvalidOptionError("The plan has no steps, so it has no peak to explain.")
     tensors = tensors_at_peak(plan)
-    at_peak = graph.ops[schedule.steps[trace.peak_step]]
     return Explanation(
         planner=plan.planner,
         peak_bytes=plan.peak_bytes,
         baseline_peak_bytes=plan.baseline_peak_bytes,
         step=trace.peak_step + 1,
         num_steps=len(schedule.steps),
-        phase="forward" if trace.peak_step < trace.boundary else "backward",
-        op=f"{at_peak.target}{f' in {at_peak.module}' if at_peak.module else ''}{_at(at_peak.source)}",
+        phase=phase_at_peak(plan),
+        op=op_at_peak(plan),
         workspace_bytes=plan.peak_bytes - sum(tensor.bytes for tensor in tensors),
         tensors=tensors,
         blamed=_blamed(plan, tensors),
@@ -225,12 +224,3 @@ def _share_table(what: str, shares: Sequence[Share], peak_bytes: int) -> list[st
         for each in shown
     ]
     return text_table((what, "alive", "of peak", "tensors"), cells)
-
-
-def _short(source: str) -> str:
-    """Return the file and its folder, without what is above."""
-    return "/".join(source.replace("\\", "/").split("/")[-2:])
-
-
-def _at(source: str) -> str:
-    return f" ({_short(source)})" if source else ""
