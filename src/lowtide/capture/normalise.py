@@ -95,8 +95,16 @@ def restore_eager_dropout(module: fx.GraphModule) -> None:
     """Put eager's dropout back in place of the traced one, on the CPU, in place (see `capture.dropout`)."""
     for node in module.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
-        if train and 0 < p < 1 and x.meta["val"].device.type == "cpu":
+        masks = [user for user in node.users if is_getitem(user) and user.args[1] == 1]
+        readers = [reader for mask in masks for reader in mask.users]
+        if any(reader.target is not aten.native_dropout_backward.default for reader in readers):
+            continue
+        if not train or x.meta["val"].device.type != "cpu":
+            continue
+        if 0 < p < 1:
             _replace_dropout(module.graph, node, x, 1 - p)
+        elif p == 1:
+            _replace_total_dropout(module.graph, node, x)
 
 
 def _replace_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node, keep: float) -> None:
@@ -105,13 +113,25 @@ def _replace_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node, keep: float) ->
     out, mask = native_dropout(x, p)                     noise = dropout_noise(dropout_mask(x, 1 - p), 1 - p)
     dx = native_dropout_backward(dout, mask, s)   ->     out, dx = x * noise, dout * noise
     """
-    results = {user.args[1]: user for user in node.users if is_getitem(user)}
-    backwards = list(results[1].users) if 1 in results else []
-    if any(user.target is not aten.native_dropout_backward.default for user in backwards):
-        return
     with graph.inserting_before(node):
         mask = _call(graph, node, dropout_mask, (x, keep), f"{node.name}_mask")
         noise = _call(graph, node, dropout_noise, (mask, keep, x.meta["val"].dtype), f"{node.name}_noise")
+    _multiply_by(graph, node, x, noise)
+
+
+def _replace_total_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node) -> None:
+    """Rewrite one dropout of everything: eager draws no numbers for it and multiplies by a scalar zero."""
+    with graph.inserting_before(node), x.meta["val"].fake_mode:
+        noise = graph.create_node("call_function", aten.zeros.default, ([],), {"dtype": x.meta["val"].dtype})
+        noise.meta = {**node.meta, "val": torch.zeros([], dtype=x.meta["val"].dtype)}
+    _multiply_by(graph, node, x, noise)
+
+
+def _multiply_by(graph: fx.Graph, node: fx.Node, x: fx.Node, noise: fx.Node) -> None:
+    """Let a dropout and its backward be products with `noise`."""
+    results = {user.args[1]: user for user in node.users if is_getitem(user)}
+    backwards = list(results[1].users) if 1 in results else []
+    with graph.inserting_before(node):
         out = _call(graph, node, aten.mul.Tensor, (x, noise), f"{node.name}_out")
     # Views downstream share the storage of the fake tensors they were traced with.
     if 0 in results:

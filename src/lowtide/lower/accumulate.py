@@ -35,7 +35,7 @@ class Ledger:
         if self._accumulators is None:
             self._accumulators = _accumulators(_roots_of_running_backward())
         accumulator, edges = self._accumulators.get(id(parameter), (None, 0))
-        if accumulator is None or edges != 1:
+        if accumulator is None or edges != 1 or _has_hooks(accumulator):
             return False
         try:
             return bool(torch._C._will_engine_execute_node(accumulator))
@@ -70,6 +70,24 @@ def _plainly_added(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
         and existing.device == gradient.device
         and existing.shape == gradient.shape
     )
+
+
+def _has_hooks(node: Node) -> bool:
+    """Whether Python hooks wait for the gradient at `node`, before it is accumulated or after.
+
+    PyTorch does not list them, but all hooks of one kind are in one dictionary, which registering another one shows.
+    """
+    for register in (node.register_prehook, node.register_hook):
+        handle = register(_ignore)
+        hooks = handle.hooks_dict_ref()
+        handle.remove()
+        if hooks:
+            return True
+    return False
+
+
+def _ignore(*gradients: Any) -> None:
+    """Do nothing, as a hook."""
 
 
 def _roots_of_running_backward() -> Sequence[Any]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
 from lowtide.errors import CaptureError, InvalidInputError, InvalidModelError, LowtideError, LowtideWarning
+from lowtide.pytorch.compiler import TorchDynamoException
 from lowtide.run.backend import Backend, check_devices, make_backend
 from lowtide.run.outputs import tensors_in
 from lowtide.run.session import Session
@@ -129,6 +129,8 @@ def compiled(plain: Callable[..., Any], backend: Backend) -> Callable[..., Any]:
         ignore_logging_functions=_logging_functions(),
         # Hooks added later must run, as in eager.
         skip_nnmodule_hook_guards=False,
+        # Traced, NumPy becomes PyTorch: other last bits, and random numbers of another generator.
+        trace_numpy=False,
         # Tensors rebuilt from the cache have other storage sizes than the ops give.
         fake_tensor_cache_enabled=False,
         recompile_limit=_MOST_RECOMPILATIONS,

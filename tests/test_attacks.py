@@ -1,0 +1,222 @@
+"""Ways in which hostile models once got other bits than eager training, and their relatives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lowtide
+from exactness import STEPS, Batch, DropEverything, assert_exact
+
+LOOSE: dict[str, Any] = {"budget": "1TiB", "costs": "analytic"}
+
+pytestmark = pytest.mark.filterwarnings("ignore::lowtide.errors.LowtideWarning")
+
+
+def floats(*shape: int) -> list[Batch]:
+    return [((torch.randn(*shape, generator=torch.Generator().manual_seed(s)),), {}) for s in range(STEPS)]
+
+
+class Calls(nn.Module):
+    """Two layers with any function between them."""
+
+    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.between = nn.Linear(8, 8), nn.Linear(8, 8), between
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.between(torch.tanh(self.first(x)))
+        return torch.tanh(self.last(h)).square().mean()
+
+
+# NumPy inside forward
+
+
+def numpy_noise(h: torch.Tensor) -> torch.Tensor:
+    return h * torch.from_numpy(np.random.rand(8)).float()
+
+
+def numpy_choice(h: torch.Tensor) -> torch.Tensor:
+    return h[:, torch.from_numpy(np.random.permutation(8))]
+
+
+def numpy_generator(h: torch.Tensor) -> torch.Tensor:
+    return h + torch.as_tensor(np.random.default_rng(3).normal(size=8), dtype=h.dtype)
+
+
+def numpy_function(h: torch.Tensor) -> torch.Tensor:
+    return h + torch.from_numpy(np.tanh(h.detach().numpy()))
+
+
+def numpy_constant(h: torch.Tensor) -> torch.Tensor:
+    return h * torch.from_numpy(np.exp(np.linspace(0, 1, 8, dtype=np.float32)))
+
+
+def numpy_scalar(h: torch.Tensor) -> torch.Tensor:
+    return h * float(np.float32(1) / np.float32(3)) + float(np.sin(0.7))
+
+
+def python_noise(h: torch.Tensor) -> torch.Tensor:
+    return h * random.random() + random.choice([0.25, 0.5])
+
+
+@pytest.mark.parametrize(
+    "between",
+    [numpy_noise, numpy_choice, numpy_generator, numpy_function, numpy_constant, numpy_scalar, python_noise],
+    ids=lambda function: function.__name__,
+)
+def test_numpy_in_forward_is_numpy(between: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    states = []
+
+    def seeded(model: nn.Module) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            np.random.seed(5), random.seed(6)
+            result = model(*args)
+            states.append((np.random.get_state()[1:3], random.getstate()))
+            return result
+
+        return call
+
+    model = Calls(between)
+    plain = Calls(between)
+    plain.load_state_dict(model.state_dict())
+    from exactness import assert_same, train
+
+    expected = train(plain, seeded(plain), floats(4, 8))
+    lowtide.wrap(model, planner=DropEverything(again=True), **LOOSE)
+    found = train(model, seeded(model), floats(4, 8))
+    assert_same(expected, found)
+    assert lowtide.plans(model)
+    for (eager_numpy, eager_python), (numpy, python) in zip(states[:STEPS], states[STEPS:], strict=True):
+        assert python == eager_python
+        assert numpy[1] == eager_numpy[1]
+        assert np.array_equal(numpy[0], eager_numpy[0])
+
+
+# Hooks where gradients are accumulated
+
+
+def accumulator_of(parameter: torch.Tensor) -> Any:
+    return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+
+def double(gradients: Any) -> Any:
+    return (gradients[0] * 2,)
+
+
+def hook_before(parameter: torch.Tensor, seen: list[Any]) -> Any:
+    node = accumulator_of(parameter)
+    return node, node.register_prehook(double)
+
+
+def hook_after(parameter: torch.Tensor, seen: list[Any]) -> Any:
+    node = accumulator_of(parameter)
+    return node, node.register_hook(lambda _, outputs: seen.append(outputs[0].clone()))
+
+
+def hook_both(parameter: torch.Tensor, seen: list[Any]) -> Any:
+    return hook_before(parameter, seen), hook_after(parameter, seen)
+
+
+def hook_tensor(parameter: torch.Tensor, seen: list[Any]) -> Any:
+    return parameter.register_hook(lambda gradient: gradient * 3)
+
+
+def hook_when_accumulated(parameter: torch.Tensor, seen: list[Any]) -> Any:
+    return parameter.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+
+
+def hook_many(parameter: torch.Tensor, seen: list[Any]) -> Any:
+    return torch.autograd.graph.register_multi_grad_hook([parameter], lambda g: seen.append(g[0].clone()))
+
+
+def hook_removed(parameter: torch.Tensor, seen: list[Any]) -> Any:
+    node = accumulator_of(parameter)
+    node.register_prehook(double).remove()
+    return node
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [hook_before, hook_after, hook_both, hook_tensor, hook_when_accumulated, hook_many, hook_removed],
+    ids=lambda function: function.__name__,
+)
+def test_hooks_where_gradients_are_accumulated(hook: Callable[..., Any]) -> None:
+    def run(*, wrapped: bool) -> tuple[list[torch.Tensor], list[Any]]:
+        torch.manual_seed(0)
+        model, seen = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)), []
+        if wrapped:
+            lowtide.wrap(model, planner=DropEverything(again=True), **LOOSE)
+        handles = hook(model[0].weight, seen)
+        for (x,), _ in floats(4, 8):
+            model(x).sum().backward()
+        del handles
+        return [p.grad for p in model.parameters()], seen
+
+    (expected, expected_seen), (found, found_seen) = run(wrapped=False), run(wrapped=True)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert len(expected_seen) == len(found_seen)
+    assert all(torch.equal(a, b) for a, b in zip(expected_seen, found_seen, strict=True))
+
+
+def test_a_hook_added_between_forward_and_backward() -> None:
+    grads = []
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        if wrapped:
+            lowtide.wrap(model, **LOOSE)
+        x = torch.ones(4, 8)
+        model(x).sum().backward()
+        loss = model(x).sum()
+        node = accumulator_of(model[0].weight)
+        node.register_prehook(double)
+        loss.backward()
+        grads.append(model[0].weight.grad)
+    assert torch.equal(*grads)
+
+
+# Dropout of everything
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dropout(1.0),
+        nn.Dropout1d(1.0),
+        nn.AlphaDropout(1.0),
+        nn.FeatureAlphaDropout(1.0),
+        nn.Dropout(0.0),
+        nn.Dropout(0.999),
+        nn.RReLU(0.1, 0.1),
+    ],
+    ids=str,
+)
+def test_dropout_of_everything(layer: nn.Module) -> None:
+    assert_exact(nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, 4), nn.Dropout(0.5)), floats(4, 8))
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5, 0.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_with_dropout(p: float, causal: bool) -> None:
+    def attend(h: torch.Tensor) -> torch.Tensor:
+        q = h.view(1, 2, 4, 8)
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=p, is_causal=causal).view(8, 8)
+
+    assert_exact(Calls(attend), floats(8, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dropout_of_everything_with_infinities(dtype: torch.dtype) -> None:
+    def drop(h: torch.Tensor) -> torch.Tensor:
+        wild = torch.cat([h[:2].to(dtype), torch.full_like(h[2:], float("inf")).to(dtype)])
+        return torch.nan_to_num(F.dropout(wild, 1.0)).to(h.dtype)
+
+    assert_exact(Calls(drop), floats(4, 8))
