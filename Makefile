@@ -4,7 +4,7 @@ BIN := .venv/bin
 TEST_SECONDS ?= 1500
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture docs report-pictures browser test test-all lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published bench-chain curves reproduce clean
+.PHONY: help demo picture docs report-pictures browser test test-all lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published bench-referee bench-chain curves reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,9 @@ bench-chain: .venv/.installed-dev ## chains of blocks: LSTM, 1,001 layers, again
 
 bench-published: .venv/.installed-dev ## seven points on published graphs; GRAPHS=folder
 	$(BIN)/python benchmarks/published.py $(if $(GRAPHS),--graphs $(GRAPHS))
+
+bench-referee: .venv/.installed-zoo ## one small model per architecture of transformers and timm against eager; hours, can be resumed
+	$(BIN)/python benchmarks/referee.py --jobs 2
 
 curves: .venv/.installed-picture ## refresh the pictures of the planners' pages
 	$(BIN)/python benchmarks/curves.py

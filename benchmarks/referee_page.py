@@ -1,0 +1,142 @@
+"""What the rows of the referee say: an outcome for each, and a page of counts, bars, and the rows that are not good."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from common import Row, describe_machine, mib, number, table, text
+
+LAST_BITS = 1e-3
+ARCHITECTURES = 140
+TRANSFORMERS = 80
+TIMM = 60
+EXACT_SHARE = 0.9
+
+EXACT = "exact and planned"
+LIMIT = "differs in the last bits, as PyTorch's own aot_eager does (Limits)"
+EAGER = "eager differs from itself"
+SILENT = "silent difference"
+ABOVE = "above the budget"
+ABOVE_WARNED = "above the budget, several graphs, with a warning (Limits)"
+UNPLANNED = "trained without a plan"
+OURS = "an error of ours"
+FOREIGN = "a foreign error"
+OUTCOMES = (EXACT, EAGER, LIMIT, ABOVE_WARNED, OURS, UNPLANNED, ABOVE, SILENT, FOREIGN)
+
+
+def outcome(row: Row) -> str:
+    """Return which of `OUTCOMES` a row is, the worst if there are several."""
+    if "foreign" in row:
+        return FOREIGN
+    if "error" in row:
+        return OURS
+    if row["bits"] != "exact" and not row["eager_differs"] and not _is_limit(row):
+        return SILENT
+    if row["measured_bytes"] > row["budget_bytes"]:
+        return ABOVE_WARNED if row["graphs"] > 1 and row["warnings"] else ABOVE
+    if not row["graphs"]:
+        return UNPLANNED
+    if row["bits"] == "exact":
+        return EXACT
+    return EAGER if row["eager_differs"] else LIMIT
+
+
+def _is_limit(row: Row) -> bool:
+    return bool(row.get("as_aot_eager")) and row["amount"] is not None and row["amount"] < LAST_BITS
+
+
+def is_good(row: Row) -> bool:
+    """Return whether a row is exact, planned and within its budget."""
+    return "not_built" not in row and outcome(row) == EXACT
+
+
+def verdict(row: Row) -> str:
+    """Return the progress line of a row."""
+    if "not_built" in row:
+        return f"not built: {row['not_built'][:120]}"
+    return f"{outcome(row)}  {_bits(row)}  {_note(row)[:200]}  {row['seconds']:.0f} s"
+
+
+def _bits(row: Row) -> str:
+    if "bits" not in row:
+        return "-"
+    if row["bits"] == "exact":
+        return "exact"
+    stock = "same in aot_eager" if row.get("as_aot_eager") else f"aot_eager: {row['aot_eager']}"
+    return f"{row['bits']} by {row['amount']:.1g}; {stock}"
+
+
+def _note(row: Row) -> str:
+    said = row.get("foreign") or row.get("error") or "; ".join(row.get("warnings", ())) or "-"
+    return " ".join(said.split()).replace("|", "/")
+
+
+def _ratio(over: str, under: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[over] / row[under]:.4f}" if row.get(over) and row.get(under) else "-"
+
+
+COLUMNS: dict[str, Callable[[Row], str]] = {
+    "package": text("package"),
+    "architecture": text("architecture"),
+    "model": text("model"),
+    "graphs": text("graphs"),
+    "bits": _bits,
+    "budget MiB": mib("budget_bytes"),
+    "measured / budget": _ratio("measured_bytes", "budget_bytes"),
+    "predicted / measured": _ratio("predicted_bytes", "measured_bytes"),
+    "first step s": number("first_seconds", ".1f"),
+    "outcome": outcome,
+    "note": lambda row: _note(row)[:200],
+}
+
+
+def bars(rows: Sequence[Row]) -> dict[str, tuple[str, bool]]:
+    """Return what must hold, with the figure there is and whether it holds."""
+    packages = Counter(row["package"] for row in rows)
+    outcomes = Counter(map(outcome, rows))
+    over = sum(row.get("graphs") == 1 and row["measured_bytes"] > row["budget_bytes"] for row in rows)
+    share = outcomes[EXACT] / max(1, len(rows))
+    return {
+        f"at least {ARCHITECTURES} architectures": (str(len(rows)), len(rows) >= ARCHITECTURES),
+        f"at least {TRANSFORMERS} of transformers": (
+            str(packages["transformers"]),
+            packages["transformers"] >= TRANSFORMERS,
+        ),
+        f"at least {TIMM} of timm": (str(packages["timm"]), packages["timm"] >= TIMM),
+        "no silent difference": (str(outcomes[SILENT]), not outcomes[SILENT]),
+        "no peak above the budget with one graph": (str(over), not over),
+        "no foreign error": (str(outcomes[FOREIGN]), not outcomes[FOREIGN]),
+        f"{EXACT_SHARE:.0%} exact and planned": (f"{share:.1%}", share >= EXACT_SHARE),
+    }
+
+
+def page(every: Sequence[Row]) -> tuple[str, bool]:
+    """Return the page, and whether every bar holds."""
+    rows = sorted((row for row in every if "not_built" not in row), key=lambda row: (outcome(row), row["architecture"]))
+    judged = bars(rows)
+    least = sum("least_bytes" in row for row in rows)
+    outcomes = Counter(map(outcome, rows))
+    lines = [
+        "# Referee: planned against eager, architecture by architecture",
+        "",
+        "Written by `make bench-referee`; " + describe_machine(),
+        "",
+        "Small models from configurations, dropout on, three AdamW steps, one thread. The budget is 60 % of the",
+        f"measured peak of eager's step, or the least that works ({least} rows). {len(every) - len(rows)} further",
+        "architectures are not trained by eager PyTorch as they could be built here, and do not count. All rows are in",
+        "`referee.jsonl`.",
+        "",
+        "| bar | is | holds |",
+        "|---|---|---|",
+        *(f"| {bar} | {figure} | {'yes' if holds else '**no**'} |" for bar, (figure, holds) in judged.items()),
+        "",
+        "| outcome | rows | share |",
+        "|---|---|---|",
+        *(f"| {each} | {outcomes[each]} | {outcomes[each] / max(1, len(rows)):.1%} |" for each in OUTCOMES),
+        "",
+        "Rows that are not exact, planned and within the budget:",
+        "",
+        table([row for row in rows if not is_good(row)], COLUMNS),
+    ]
+    return "\n".join(lines), all(holds for _, holds in judged.values())
