@@ -80,5 +80,9 @@ class VerificationError(LowtideError, RuntimeError):
     """`verify=True` found a result that differs from plain training."""
 
 
+class UnsupportedTorchError(LowtideError, ImportError):
+    """The PyTorch that is installed lacks something private that lowtide needs; the message names what and where."""
+
+
 class LowtideWarning(UserWarning):
     """Something the user should know; training goes on."""

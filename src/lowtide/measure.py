@@ -17,18 +17,20 @@ from itertools import accumulate
 from typing import TypeVar
 
 import torch
-from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy, _profiler_enabled
-from torch._C._profiler import (
-    ProfilerConfig,
-    ProfilerState,
-    _ExperimentalConfig,
-    _ExtraFields_Allocation,
-    _ProfilerEvent,
-)
 from torch.autograd.profiler import profile, record_function
 
 from lowtide.device import Device, as_device, synchronize
 from lowtide.errors import MeasureError
+from lowtide.pytorch.profiler import (
+    ProfilerConfig,
+    ProfilerState,
+    _disable_profiler_legacy,
+    _enable_profiler_legacy,
+    _ExperimentalConfig,
+    _ExtraFields_Allocation,
+    _profiler_enabled,
+    _ProfilerEvent,
+)
 
 Result = TypeVar("Result")
 Levels = list[tuple[int, int]]

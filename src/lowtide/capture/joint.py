@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
 from lowtide import device as devices
 from lowtide.capture import pins
@@ -22,6 +21,7 @@ from lowtide.capture.shapes import hollow_out, is_hollow
 from lowtide.capture.split import split_convolutions
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
+from lowtide.pytorch.compiler import InputMutationAOTOutput
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _ROOT = re.compile(r"^[LG]\['\w+'\](?:\.__closure__\[\d+\]\.cell_contents|\.__self__)*\.?")

@@ -1,6 +1,11 @@
 """What each op of a program costs: measured on this device, or worked out for another one."""
 
+# ruff: noqa: E402 - the check comes before what it checks
 from __future__ import annotations
+
+from lowtide.pytorch.required import check_pytorch
+
+check_pytorch()
 
 from lowtide.costs.analytic import analytic_costs
 from lowtide.costs.devices import DEVICES, recognise

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch import config as functorch_config
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.faithful import faithful_tracing
@@ -23,6 +21,7 @@ from lowtide.errors import CaptureError, InvalidInputError, LowtideError, Lowtid
 from lowtide.graph.ir import Graph, ValueId
 from lowtide.lower.execute import boxed, boxed_backward, boxed_forward, with_variants
 from lowtide.lower.rewrite import lower, lower_backward, repeated_ops, saved_values
+from lowtide.pytorch.compiler import aot_autograd, functorch_config
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
 from lowtide.schedule.expand import expand

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-from torch._dynamo.utils import counters
-
 from lowtide import device as devices
 from lowtide.capture.program import Program
 from lowtide.costs import resolve_costs
@@ -13,6 +11,7 @@ from lowtide.errors import InfeasibleBudgetError, LowtideWarning, PlanFileError
 from lowtide.graph.costs import Costs
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
+from lowtide.pytorch.compiler import counters
 from lowtide.run.plans_on_disk import solve_once
 from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings

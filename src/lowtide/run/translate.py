@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch._dynamo.exc import BackendCompilerFailed
-
 from lowtide.errors import CaptureError, LowtideError
+from lowtide.pytorch.compiler import BackendCompilerFailed
 
 
 def own_error(error: BaseException) -> LowtideError:
