@@ -140,7 +140,7 @@ def test_the_search_finds_the_largest_that_fits(
     best = max((batch for batch in range(1, most + 1) if attempt(batch).fits), default=0)
     asked.clear()
     if best == 0:
-        with pytest.raises(InfeasibleBudgetError, match="batch of one"):
+        with pytest.raises(InfeasibleBudgetError, match="A batch of one"):
             search(attempt, memory, most=most)
         return
     found = search(attempt, memory, most=most)
@@ -215,10 +215,12 @@ def test_plan_for_a_device_adds_everything_up(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_told_with_its_account() -> None:
     make_model, make_batch = MODELS["perceptron"]
-    with pytest.raises(InfeasibleBudgetError, match=r"(?s)Training needs.*optimizer state.*Use more memory") as caught:
+    with pytest.raises(
+        InfeasibleBudgetError, match=r"(?s)Training does not fit.*optimizer state.*bytes of memory or more"
+    ) as caught:
         lowtide.plan(make_model(), make_batch(64), memory=10_000)
     assert caught.value.least_bytes > caught.value.budget_bytes == 10_000
-    with pytest.raises(InfeasibleBudgetError, match="batch of one"):
+    with pytest.raises(InfeasibleBudgetError, match="A batch of one"):
         lowtide.max_batch(make_model(), make_batch, memory=10_000)
 
 

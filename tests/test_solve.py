@@ -69,7 +69,7 @@ def test_figures_of_a_plan():
 
 def test_an_impossible_budget_names_the_least_possible_one():
     with pytest.raises(
-        InfeasibleBudgetError, match=r"budget of 150 bytes .* is 300 bytes .* Raise the budget"
+        InfeasibleBudgetError, match=r"(?s)budget of 150 bytes .* is 300 bytes.*Raise the budget"
     ) as caught:
         solve(Problem(GRAPH, COSTS, 150), "auto")
     assert caught.value.least_bytes == 300

@@ -6,6 +6,8 @@ fact with its values, what is allowed, and what to do.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LowtideError(Exception):
     """Base of everything lowtide raises on purpose."""
@@ -48,12 +50,19 @@ class PlannerRefusedError(LowtideError, ValueError):
 
 
 class InfeasibleBudgetError(LowtideError, ValueError):
-    """No schedule within the budget was found; `least_bytes` is the least budget known to work."""
+    """No schedule within the budget was found.
 
-    def __init__(self, message: str, *, budget_bytes: int, least_bytes: int) -> None:
+    Attributes:
+        budget_bytes: The budget that was given.
+        least_bytes: The least budget known to work.
+        plan: The `Plan` of least peak known, which `lowtide.explain` explains; None if there is no graph.
+    """
+
+    def __init__(self, message: str, *, budget_bytes: int, least_bytes: int, plan: Any = None) -> None:
         super().__init__(message)
         self.budget_bytes = budget_bytes
         self.least_bytes = least_bytes
+        self.plan = plan
 
 
 class PlanFileError(LowtideError, ValueError):

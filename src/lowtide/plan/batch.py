@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lowtide.errors import InfeasibleBudgetError
 from lowtide.plan.account import MemoryAccount
+from lowtide.plan.infeasible import infeasible_memory
 from lowtide.plan.result import Plan
 from lowtide.plan.table import text_table
 from lowtide.units import format_bytes
@@ -22,13 +22,13 @@ class Trial:
     Attributes:
         batch: The size.
         fits: Whether training takes no more than the memory there is.
-        plan: The plan; if it does not fit, the one of least peak known, or None if the model alone is too large.
+        plan: The plan; if it does not fit, the one of least peak known.
         account: Where the memory goes.
     """
 
     batch: int
     fits: bool
-    plan: Plan | None
+    plan: Plan
     account: MemoryAccount
 
     @property
@@ -118,7 +118,7 @@ def search(attempt: Callable[[int], Trial], memory_bytes: int, *, most: int = MO
         return trials[batch].fits
 
     if not fits(1):
-        raise _nothing_fits(trials[1], memory_bytes)
+        raise infeasible_memory(trials[1].account, trials[1].plan, memory_bytes, least_batch=True)
     low, high = 1, _first_guess(trials[1], memory_bytes, most)
     while low < most and fits(high):
         low, high = high, min(most, 2 * high)
@@ -131,16 +131,13 @@ def search(attempt: Callable[[int], Trial], memory_bytes: int, *, most: int = MO
         low, high = (guess, high) if fits(guess) else (low, guess)
         slow = slow + 1 if 2 * (high - low) > span else 0
     best = trials[low]
-    assert best.plan is not None
     return BatchFit(low, memory_bytes, best.plan, best.account, tuple(trials.values()))
 
 
 def _first_guess(trial: Trial, memory_bytes: int, most: int) -> int:
     """Return a size that fills the memory if what a batch of one needs on top of the model were all it needed."""
-    plan = trial.plan
-    assert plan is not None
     fixed = trial.account.resident_bytes - trial.account.batch_bytes + trial.account.gradient_bytes
-    each = max(1, trial.account.batch_bytes + plan.baseline_peak_bytes - trial.account.gradient_bytes)
+    each = max(1, trial.account.batch_bytes + trial.plan.baseline_peak_bytes - trial.account.gradient_bytes)
     return max(2, min(most, (memory_bytes - fixed) // each))
 
 
@@ -157,14 +154,3 @@ def _guess(trials: Mapping[int, Trial], memory_bytes: int) -> int:
     )
     each = max(1.0, (near.needed_bytes - needed) / (near.batch - batch))
     return int(near.batch - (near.needed_bytes - memory_bytes) / each)
-
-
-def _nothing_fits(trial: Trial, memory_bytes: int) -> InfeasibleBudgetError:
-    needed = trial.needed_bytes
-    return InfeasibleBudgetError(
-        f"A batch of one needs {needed} bytes ({format_bytes(needed)}), but there are {memory_bytes} "
-        f"({format_bytes(memory_bytes)}): parameters, optimizer state, batch and the least peak known of the step "
-        "count. Use more memory, a smaller model or input, or an optimizer that keeps less.",
-        budget_bytes=memory_bytes,
-        least_bytes=needed,
-    )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 
-from lowtide.errors import InfeasibleBudgetError, InvalidOptionError, InvalidScheduleError, PlannerRefusedError
+from lowtide.errors import InvalidOptionError, InvalidScheduleError, PlannerRefusedError
 from lowtide.graph.build import check_graph
 from lowtide.plan import registry
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.infeasible import AskedBudget, infeasible
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Outcome, Plan
-from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
-from lowtide.units import format_bytes
 
 
 def solve(
@@ -22,6 +21,7 @@ def solve(
     progress: Progress = silent,
     *,
     throw: bool = True,
+    asked: AskedBudget | None = None,
 ) -> Plan:
     """Return the plan that `planner` finds for `problem`.
 
@@ -36,6 +36,7 @@ def solve(
         planner: The name of a planner, a planner, or a ready schedule to check and price.
         progress: Receives a line of text now and then.
         throw: Raise `InfeasibleBudgetError` if the budget is not met; otherwise the plan's outcome says so.
+        asked: The budget in the user's words, for the error's message, if the problem's is what is left of it.
     """
     check_graph(problem.graph)
     started = time.perf_counter()
@@ -46,20 +47,20 @@ def solve(
     except InvalidScheduleError as error:
         raise InvalidScheduleError(f"The schedule of planner {name!r} is not legal. {error}") from None
     trace = problem.price(proposal.schedule)
-    fits = problem.fits(trace)
-    if throw and not fits:
-        raise _infeasible(problem, name, trace, proved=proposal.impossible)
-    return Plan(
+    plan = Plan(
         problem=problem,
         schedule=proposal.schedule,
         trace=trace,
         planner=name,
-        outcome=_outcome(problem, proposal, fits=fits),
+        outcome=_outcome(problem, proposal, fits=problem.fits(trace)),
         bound=proposal.bound,
         given_bound=proposal.given_bound,
         min_peak_bytes=min(trace.peak_bytes, problem.baseline.peak_bytes),
         seconds=seconds,
     )
+    if throw and not plan.fits:
+        raise infeasible(plan, asked)
+    return plan
 
 
 def _ask(problem: Problem, planner: str | AbstractPlanner | Schedule, progress: Progress) -> tuple[str, Proposal]:
@@ -85,16 +86,3 @@ def _outcome(problem: Problem, proposal: Proposal, *, fits: bool) -> Outcome:
     if proposal.schedule == Schedule.keep_all(problem.graph):
         return Outcome.NOTHING_TO_DO
     return Outcome.OPTIMAL if proposal.optimal else Outcome.FITS
-
-
-def _infeasible(problem: Problem, name: str, trace: Trace, *, proved: bool) -> InfeasibleBudgetError:
-    budget, least = problem.budget_bytes, trace.peak_bytes
-    proof = " It is proved that none runs the ops in the given order." if proved else ""
-    return InfeasibleBudgetError(
-        f"Planner {name!r} found no schedule within the budget of {budget} bytes ({format_bytes(budget)}).{proof} The "
-        f"least budget known to work with it is {least} bytes ({format_bytes(least)}); the step needs "
-        f"{problem.baseline.peak_bytes} bytes without recomputation. Raise the budget to {least} or more, make the "
-        "batch smaller, or try another planner.",
-        budget_bytes=budget,
-        least_bytes=least,
-    )

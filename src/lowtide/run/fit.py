@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from lowtide.costs.devices import device_figures
 from lowtide.device import round_bytes
 from lowtide.errors import (
-    InfeasibleBudgetError,
     InvalidBudgetError,
     InvalidInputError,
     InvalidModelError,
@@ -26,13 +25,13 @@ from lowtide.errors import (
 from lowtide.plan.account import MemoryAccount, OptimizerMemory, optimizer_memory, parse_memory
 from lowtide.plan.base import AbstractPlanner
 from lowtide.plan.batch import BatchFit, Trial, search
+from lowtide.plan.infeasible import infeasible_memory
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.run.progress import ProgressLine
 from lowtide.run.rehearse import rehearse
 from lowtide.run.settings import Settings
-from lowtide.units import format_bytes
 
 # What the driver, its libraries and their handles take of an accelerator before the first tensor is made.
 CONTEXT_BYTES = 2**30
@@ -63,14 +62,8 @@ def plan_within(
     Settings bring everything but the budget, which is what the rest leaves.
     """
     trial = attempt(model, batch, settings, memory_bytes=memory_bytes, optimizer=optimizer)
-    if trial.plan is None or not trial.fits:
-        raise InfeasibleBudgetError(
-            f"Training needs {trial.needed_bytes} bytes ({format_bytes(trial.needed_bytes)}) with the least peak "
-            f"known, but there are {memory_bytes} ({format_bytes(memory_bytes)}):\n{trial.account}\nUse more memory, "
-            "a smaller batch, or an optimizer that keeps less.",
-            budget_bytes=memory_bytes,
-            least_bytes=trial.needed_bytes,
-        )
+    if not trial.fits:
+        raise infeasible_memory(trial.account, trial.plan, memory_bytes)
     return trial.plan
 
 
@@ -100,12 +93,10 @@ def largest_batch(
 def attempt(
     model: Callable[..., Any], batch: Batch, settings: Settings, *, memory_bytes: int, optimizer: str | int
 ) -> Trial:
-    """Return what planning for `batch` gives: a plan, or the bytes that would be needed."""
+    """Return what planning for `batch` gives: a plan that fits, or the one of least peak known."""
     account, update = account_without_step(model, batch, optimizer)
     left = memory_bytes - account.resident_bytes
     account = replace(account, update_bytes=update.update_bytes)
-    if left < account.gradient_bytes + account.update_bytes or left <= 0:
-        return Trial(0, False, None, account)
     plans: list[Plan] = []
     for found in rehearse(model, *batch, settings.plain()):
         # Several graphs run one after the other: what the earlier ones keep is there as well.

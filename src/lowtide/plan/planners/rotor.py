@@ -26,9 +26,10 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.errors import InfeasibleBudgetError, InvalidOptionError
+from lowtide.errors import InvalidOptionError
 from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.candidates import best_priced
+from lowtide.plan.infeasible import infeasible_chain
 from lowtide.plan.layers import no_chain
 from lowtide.plan.nested.emit import emit
 from lowtide.plan.nested.operations import Action, Operation, keep_everything
@@ -161,12 +162,7 @@ def rotor_operations(stages: Stages, memory: int, *, slots: int = 500) -> tuple[
         least = memory
         while not _rounded_up_table(stages, least, slots).bounds():
             least = ceil(least * _STRIDE)
-        raise InfeasibleBudgetError(
-            f"No persistent schedule of the chain is known to run in {memory} bytes beyond its input; {least} bytes "
-            "are enough. Raise the memory, or count in more slots.",
-            budget_bytes=memory,
-            least_bytes=least,
-        )
+        raise infeasible_chain(memory, least)
     operations = table.operations(table.bounds()[-1])
     return operations, operations_seconds(stages, operations)
 
