@@ -226,7 +226,7 @@ CASES: list[tuple[str, type[Exception], Any]] = [
     (r"entry 1 is a list", errors.InvalidModelError, lambda: call([lambda x: (x, [x])])),
     (r"an empty tuple", errors.InvalidModelError, lambda: call([lambda x: ()])),
     (
-        r"least budget known to work with it is \d+ bytes .*reached at '\d.*Linear",
+        r"(?s)least budget known to work with planner 'rotor' is \d+ bytes.*Linear.* of block \d",
         errors.InfeasibleBudgetError,
         lambda: call(linear(*[DIM] * 6), budget=100, planner="rotor"),
     ),

@@ -23,12 +23,12 @@ from lowtide.lower.chain import ChainProgram
 from lowtide.plan import registry
 from lowtide.plan.auto import Auto
 from lowtide.plan.base import AbstractPlanner, Progress
+from lowtide.plan.infeasible import infeasible
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings
-from lowtide.units import format_bytes
 
 # Planners that put something between the two ops of a backward are asked again for a little less.
 _ATTEMPTS = 4
@@ -240,17 +240,7 @@ def _as_run(made: ChainGraph, problem: Problem, plan: Plan) -> Plan:
 
 
 def _infeasible(made: ChainGraph, plan: Plan) -> InfeasibleBudgetError:
-    budget, least = plan.budget_bytes, plan.peak_bytes
-    op = made.graph.ops[plan.schedule.steps[plan.trace.peak_step]]
-    return InfeasibleBudgetError(
-        f"Planner {plan.planner!r} found no schedule of the chain within the budget of {budget} bytes "
-        f"({format_bytes(budget)}). The least budget known to work with it is {least} bytes ({format_bytes(least)}), "
-        f"reached at {op.name!r}, a {op.target}; the chain needs {plan.baseline_peak_bytes} bytes without "
-        f"recomputation. Raise the budget to {least} or more, divide that block into several, make the batch smaller, "
-        "or try another planner.",
-        budget_bytes=budget,
-        least_bytes=least,
-    )
+    return infeasible(plan, unit="block")
 
 
 def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
