@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
+from lowtide.blocks import refused
 from lowtide.blocks.autograd import Gradients, Kept, begin, differentiate, end
 from lowtide.blocks.autograd import apart as kept_apart
 from lowtide.blocks.blanks import Blanks
 from lowtide.blocks.contents import Contents, statistics_norms
+from lowtide.blocks.memory import Memory, is_plain
 from lowtide.blocks.quiet import Owner, buffers_replaced, cloned, generators
 from lowtide.blocks.spec import Block, State, as_state
 from lowtide.errors import InvalidModelError
@@ -35,6 +37,7 @@ class Unit:
         labels: How messages call each.
         contents: What they are made of.
         emits: How many tensors at the end of every block's results leave the chain instead of going to the next block.
+        memory: What they remember in Python.
     """
 
     first: int
@@ -43,6 +46,13 @@ class Unit:
     labels: tuple[str, ...]
     contents: Contents
     emits: int = 0
+    memory: Memory = field(default_factory=lambda: Memory(()))
+
+    def memory_for(self, arguments: Arguments) -> Memory:
+        """Return what they remember, their arguments in a call included."""
+        if arguments.plain:
+            return self.memory
+        return Memory((*self.blocks, *arguments.extras[self.first : self.first + len(self.blocks)], arguments.keywords))
 
     def call(self, state: State, extras: Extras, keywords: Mapping[str, Any]) -> tuple[State, State]:
         """Return the state after the blocks, and what they emit."""
@@ -68,11 +78,17 @@ class Arguments:
         extras: For every block, its own arguments.
         keywords: Keyword arguments that all blocks take.
         leaves: The tensors in both that need a gradient, each once.
+        plain: Whether nothing in both can be changed by a block but by writing over tensors; found by itself.
     """
 
     extras: Extras
     keywords: Mapping[str, Any]
     leaves: list[Tensor]
+    plain: bool = True
+
+    def __post_init__(self) -> None:
+        """Find out whether blocks can change something in it."""
+        self.plain = all(map(is_plain, self.extras)) and all(map(is_plain, self.keywords.values()))
 
     def places(self, first: int, last: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
         """Return where blocks `first` to `last` find leaves: (block, argument, leaf), and (keyword value, leaf)."""
@@ -106,6 +122,9 @@ class Position:
         extra_places: Where leaves are among its blocks' arguments.
         keyword_places: Where leaves are among the keyword arguments.
         random: Whether it draws random numbers.
+        draws: Whether it draws those of Python or numpy.
+        stores: Whether it stores tensors in Python that need no gradient.
+        rewinds: Whether what it remembers is to be put back after every run.
         changing: Buffers that it changes, apart from those of normalisations.
         stops: Whether a run for its backward only stops where the last tensor that backward reads is made.
         norms: Normalisations whose statistics it updates; found by itself.
@@ -127,6 +146,9 @@ class Position:
     extra_places: tuple[tuple[int, int, int], ...] = ()
     keyword_places: tuple[tuple[int, int], ...] = ()
     random: bool = False
+    draws: bool = False
+    stores: bool = False
+    rewinds: bool = False
     changing: tuple[Owner, ...] = ()
     stops: bool = False
     norms: list[nn.Module] = field(default_factory=list)
@@ -157,8 +179,7 @@ class Position:
         unit = self.unit
         extras = arguments.extras[unit.first : unit.first + len(unit.blocks)]
         with torch.no_grad():
-            after, emitted = unit.call(state, extras, arguments.keywords)
-        return self._checked(after + emitted)
+            return self._checked(self._call(state, extras, arguments.keywords, arguments))
 
     def run_kept(self, state: State, arguments: Arguments, *, apart: bool = False) -> tuple[State, Kept]:
         """Return all results, and the way back from them to the state before, the leaves and the parameters.
@@ -219,7 +240,21 @@ class Position:
     def call(self, state: State, arguments: Arguments, aliases: Mapping[int, Tensor]) -> State:
         """Return all results of the blocks, run on `aliases` instead of the leaves."""
         extras, keywords = self._with_aliases(arguments, aliases)
-        after, emitted = self.unit.call(state, extras, keywords)
+        results = self._call(state, extras, keywords, arguments)
+        if self.keyword_places and not _is_alike(keywords, arguments.keywords, self.keyword_places):
+            raise refused.argument(self.unit.labels[-1])
+        return results
+
+    def _call(self, state: State, extras: Extras, keywords: Mapping[str, Any], arguments: Arguments) -> State:
+        if not self.rewinds:
+            after, emitted = self.unit.call(state, extras, keywords)
+            return after + emitted
+        memory = self.unit.memory_for(arguments)
+        before = memory.present()
+        try:
+            after, emitted = self.unit.call(state, extras, keywords)
+        finally:
+            memory.put(before)
         return after + emitted
 
     def _with_aliases(self, arguments: Arguments, aliases: Mapping[int, Tensor]) -> tuple[Extras, Mapping[str, Any]]:
@@ -288,6 +323,15 @@ class Position:
         """Return which tensors its other buffers are and how often they were changed."""
         found = (module._buffers[name] for module, name in self.constant)
         return [(id(tensor), tensor._version) for tensor in found]
+
+
+def _is_alike(keywords: Any, given: Any, places: Sequence[tuple[int, int]]) -> bool:
+    """Whether `keywords` are `given` but for the tensors at some places."""
+    (flat, structure), (wanted, as_given) = pytree.tree_flatten(keywords), pytree.tree_flatten(given)
+    replaced = {place for place, _ in places}
+    return structure == as_given and all(
+        one is other for place, (one, other) in enumerate(zip(flat, wanted, strict=True)) if place not in replaced
+    )
 
 
 def _track(norms: Sequence[nn.Module], on: bool) -> None:

@@ -43,6 +43,17 @@ def storage_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
+def is_usual(tensor: Tensor) -> bool:
+    """Whether `tensor` is a dense one of PyTorch's own class."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Return what an unusual tensor is."""
+    layout = "" if tensor.layout is torch.strided else f" with layout {tensor.layout}"
+    return f"a {type(tensor).__name__}{layout}"
+
+
 def as_state(result: Any, label: str) -> State:
     """Return what a block returned as a flat tuple of tensors; raise `InvalidModelError` if it is anything else."""
     if isinstance(result, Tensor):

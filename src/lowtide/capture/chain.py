@@ -17,6 +17,7 @@ from torch._C._autograd import _profiler_enabled
 from torch.utils import _pytree as pytree
 
 from lowtide.blocks.contents import Contents, contents_of, module_key
+from lowtide.blocks.memory import Memory
 from lowtide.blocks.position import Arguments, Position, Unit
 from lowtide.blocks.quiet import Autocast, autocast_as, owners_of
 from lowtide.blocks.spec import NEEDS_GRADIENT, Block, Spec, State, aliases_of, label_of, spec_of, specs_of
@@ -34,20 +35,31 @@ class Blocks:
         names: Name of every block.
         blocks: The blocks.
         contents: What each is made of.
+        memories: What each remembers in Python.
         emits: How many tensors at the end of every block's results leave the chain.
     """
 
     names: tuple[str, ...]
     blocks: tuple[Block, ...]
     contents: tuple[Contents, ...]
+    memories: tuple[Memory, ...]
     emits: int = 0
 
     @staticmethod
     def of(names: Sequence[str], blocks: Sequence[Block], emits: int) -> Blocks:
         """Return `blocks` with what they are made of."""
         known: dict[int, Contents] = {}
-        found = [known.setdefault(id(block), contents_of(block)) for block in blocks]
-        return Blocks(tuple(names), tuple(blocks), tuple(found), emits)
+        memories: dict[int, Memory] = {}
+        for block in blocks:
+            if id(block) not in known:
+                known[id(block)], memories[id(block)] = contents_of(block), Memory([block])
+        return Blocks(
+            tuple(names),
+            tuple(blocks),
+            tuple(known[id(block)] for block in blocks),
+            tuple(memories[id(block)] for block in blocks),
+            emits,
+        )
 
     def unit(self, first: int, last: int) -> Unit:
         """Return the blocks from `first` to `last` as one."""
@@ -62,6 +74,7 @@ class Blocks:
             labels=tuple(label_of(self.names[k], self.blocks[k]) for k in range(first, last + 1)),
             contents=parts[0] if first == last else Contents(tuple(modules.values()), tuple(tensors.values())),
             emits=self.emits,
+            memory=self.memories[first] if first == last else Memory(self.blocks[first : last + 1]),
         )
 
 
@@ -157,7 +170,9 @@ class _Capture:
             results=figures.results,
             reads_state=bool(figures.saved_state),
             parameters=draft.parameters + figures.foreign,
-            random=figures.random,
+            random=figures.left.random,
+            draws=figures.left.draws,
+            stores=figures.left.stores,
             changing=tuple(owners[index] for index in figures.changing),
             stops=figures.stop_seconds is not None,
         )

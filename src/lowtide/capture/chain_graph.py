@@ -140,11 +140,13 @@ class _Writer:
             (name, sum(token.size for token in group)) for name, group in zip(names, groups.values(), strict=True)
         ]
         inputs, seconds, replay = self._ids(self._states[k]), figures.seconds, self._replay_bytes(position, figures)
-        random = figures.random
+        random = figures.left.random
         if figures.stop_seconds is not None:
             inputs += self._begin(k, inputs, figures.stop_seconds, replay)
             seconds, replay, random = seconds - figures.stop_seconds, 0, False
-        elif figures.gives:
+        if figures.left.stored_bytes:
+            outputs.append((f"{position.unit.name} stored", figures.left.stored_bytes))
+        if figures.gives and figures.stop_seconds is None:
             outputs.append((f"{position.unit.name} inside", figures.inside_bytes))
         made = self._builder.add_op(
             f"{position.unit.name} forward",
@@ -161,6 +163,8 @@ class _Writer:
             self._values.update(dict.fromkeys(group, value))
             if held:
                 self._outputs.append(value)
+        if figures.left.stored_bytes:
+            self._outputs.append(made[len(groups)])
         if figures.gives and figures.stop_seconds is None:
             self._inside[k] = made[-1]
         self._steps[len(self._steps)] = (FORWARD, k)
@@ -176,7 +180,7 @@ class _Writer:
             outputs,
             target=_target(self._positions[k]),
             module=name,
-            random=figures.random,
+            random=figures.left.random,
             replay_bytes=replay_bytes,
             seconds=seconds,
             workspace_bytes=figures.stop_workspace_bytes,
@@ -245,7 +249,7 @@ class _Writer:
 
     def _replay_bytes(self, position: Position, figures: Figures) -> int:
         places = generators(position.unit.contents.parameters())
-        random = sum(devices.rng_state_bytes(place) for place in places) if figures.random else 0
+        random = sum(devices.rng_state_bytes(place) for place in places) if figures.left.random else 0
         stash = sum(storage_bytes(module._buffers[name]) for module, name in position.changing)
         return random + stash
 
@@ -270,7 +274,9 @@ def _follow(captured: Captured) -> tuple[list[list[_Token]], list[list[_Token]]]
         states.append(row[: len(row) - emitted])
         for token in states[-1]:
             token.until = k + 1
-        for token in row[len(row) - emitted :]:
+        stored = [row[index] for index in figures.left.stored_results]
+        stored += [states[k][index] for index in figures.left.stored_state]
+        for token in (*row[len(row) - emitted :], *stored):
             token.held = True
     for token in states[-1]:
         token.held = True

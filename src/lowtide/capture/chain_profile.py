@@ -7,7 +7,7 @@ backward is more than what is there before and after. Which of its inputs and re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from lowtide import device as devices
 from lowtide.blocks.autograd import hooks_off
 from lowtide.blocks.position import Arguments, Position
-from lowtide.blocks.quiet import buffers_replaced, cloned, generators, owners_of, put_random, take_random
-from lowtide.blocks.spec import State, aliases_of, specs_of, storage_bytes, storage_key
+from lowtide.blocks.quiet import Owner, cloned
+from lowtide.blocks.spec import State, aliases_of, is_usual, kind_of, specs_of, storage_bytes, storage_key
 from lowtide.capture.chain_clock import ENOUGH_SECONDS, FEW_RUNS, MANY_RUNS, least, seconds_of
 from lowtide.capture.chain_stop import measure_stop
-from lowtide.errors import InvalidInputError, InvalidModelError, LowtideError
+from lowtide.capture.chain_traces import Left, Traces, without_traces
+from lowtide.errors import InvalidModelError, LowtideError
 from lowtide.measure import run_phases
 
 OUTSIDE = -2
@@ -55,7 +56,7 @@ class Figures:
         backward_seconds: Time of its backward.
         stop_seconds: Time of a run that stops when it has made what its backward reads; None if that is not worth it.
         stop_workspace_bytes: Most bytes during such a run, beyond what is held inside.
-        random: Whether it draws random numbers.
+        left: What a run leaves in Python and in generators.
         changing: Which of its buffers it changes, apart from statistics of normalisations, by number.
         after: What the tensors of the state after it are.
         foreign: Parameters that it uses and that cannot be found in it.
@@ -79,7 +80,7 @@ class Figures:
     backward_seconds: float = 0.0
     stop_seconds: float | None = None
     stop_workspace_bytes: int = 0
-    random: bool = False
+    left: Left = field(default_factory=Left)
     changing: tuple[int, ...] = ()
     after: tuple[Any, ...] = ()
     foreign: tuple[Tensor, ...] = ()
@@ -90,45 +91,27 @@ def profile_unit(position: Position, state: State, arguments: Arguments, before:
 
     Raises `InPlaceError` if it writes over the state. `before` names what comes before it, for messages.
     """
-    places = generators((*state, *position.unit.contents.parameters()))
-    random = take_random(places)
-    owners = owners_of(position.unit.contents.modules)
-    originals = [module._buffers[name] for module, name in owners]
-    try:
-        with buffers_replaced(owners, cloned(originals)), hooks_off(position.unit.contents.parameters()):
-            figures, known = _probe(position, state, arguments, before, random, places)
+    with without_traces(position, state, arguments) as traces:
+        figures, known = _probe(traces, state, arguments, before)
+        with hooks_off(figures.foreign):
             if figures.gives:
                 figures = _measure_training(known, figures, state, arguments)
                 figures = _with_stop(known, figures, state, arguments)
             figures, after = _measure_run(known, figures, state, arguments)
-    finally:
-        put_random(places, random)
     return replace(figures, after=specs_of(after)), after
 
 
 def state_after(position: Position, state: State, arguments: Arguments) -> State:
     """Return the state after running `position`, which leaves no traces."""
-    places = generators((*state, *position.unit.contents.parameters()))
-    random = take_random(places)
-    owners = owners_of(position.unit.contents.modules)
-    try:
-        with buffers_replaced(owners, cloned([module._buffers[name] for module, name in owners])):
-            results = position.run(state, arguments)
-    finally:
-        put_random(places, random)
+    with without_traces(position, state, arguments):
+        results = position.run(state, arguments)
     return results[: len(results) - position.unit.emits * len(position.unit.blocks)]
 
 
-def _probe(
-    position: Position,
-    state: State,
-    arguments: Arguments,
-    before: str,
-    random: Sequence[Tensor],
-    places: Sequence[torch.device],
-) -> tuple[Figures, Position]:
+def _probe(traces: Traces, state: State, arguments: Arguments, before: str) -> tuple[Figures, Position]:
     """Return all figures but bytes of memory and seconds, and the position with what is now known of it."""
-    owners = owners_of(position.unit.contents.modules)
+    position, owners = traces.position, traces.owners
+    kept = traces.kept()
     old = cloned([module._buffers[name] for module, name in owners])
     # Copies: the unit may write over its input, which belongs to the caller.
     trial = tuple(cloned(state))
@@ -145,6 +128,7 @@ def _probe(
         marker = (torch.zeros(1, requires_grad=True) * 1).grad_fn
         entered, _, aliases = position.enter(trial, arguments)
         results = _explained(lambda: position.call(entered, arguments, aliases), position, state, before)
+    _check_results(position, results)
     if [tensor._version for tensor in trial] != versions:
         raise InPlaceError
     if [tensor._version for tensor in others] != other_versions:
@@ -154,9 +138,9 @@ def _probe(
         )
     gives = tuple(index for index, tensor in enumerate(results) if tensor.requires_grad)
     used = _parameters_behind([results[index] for index in gives], marker, position)
-    changed = _changed_buffers(position, old)
+    changed = _changed_buffers(position, owners, old)
     sources, sizes = _origins(position, trial, arguments, results)
-    now = take_random(places)
+    left = traces.left(kept, trial, results)
     known = {id(parameter) for parameter in position.parameters}
     foreign = tuple(parameter for parameter in used if id(parameter) not in known)
     figures = Figures(
@@ -169,7 +153,7 @@ def _probe(
         saved_results=tuple(
             index for index, tensor in enumerate(results) if storage_key(tensor) in saved and sources[index] == NEW
         ),
-        random=any(not torch.equal(a, b) for a, b in zip(random, now, strict=True)),
+        left=left,
         changing=changed,
         foreign=foreign,
     )
@@ -179,22 +163,30 @@ def _probe(
         results=len(results),
         parameters=position.parameters + foreign,
         changing=tuple(owners[index] for index in changed),
+        rewinds=left.remembers,
     )
     return figures, complete
 
 
 def _explained(run: Callable[[], State], position: Position, state: State, before: str) -> State:
-    """Return `run()`; what it raises becomes an error that names the block."""
+    """Return `run()`; what it raises gets a note that names the block and what it was given."""
     try:
         return run()
-    except (LowtideError, torch.OutOfMemoryError):
+    except LowtideError:
         raise
     except Exception as error:
         shapes = ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in state)
-        raise InvalidInputError(
-            f"{position.unit.labels[-1]} does not fit what it is given, which is {before}, {shapes}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        error.add_note(f"{position.unit.labels[-1]} was given {before}, {shapes}.")
+        raise
+
+
+def _check_results(position: Position, results: State) -> None:
+    unusual = next((tensor for tensor in results if not is_usual(tensor)), None)
+    if unusual is not None:
+        raise InvalidModelError(
+            f"{position.unit.labels[-1]} returned {kind_of(unusual)}; a block of a chain returns dense tensors of the "
+            "class torch.Tensor. Convert it: tensor.as_subclass(torch.Tensor), or tensor.to_dense()."
+        )
 
 
 def _tensors_in(position: Position, arguments: Arguments) -> list[Tensor]:
@@ -227,15 +219,18 @@ def _parameters_behind(results: Sequence[Tensor], marker: Any, position: Positio
     return list(found.values())
 
 
-def _changed_buffers(position: Position, old: Sequence[Tensor]) -> tuple[int, ...]:
+def _changed_buffers(position: Position, owners: Sequence[Owner], old: Sequence[Tensor]) -> tuple[int, ...]:
     """Return which buffers were changed, apart from the statistics of normalisations."""
     norms = {id(module) for module in position.norms}
-    owners = owners_of(position.unit.contents.modules)
     return tuple(
         index
         for index, ((module, name), was) in enumerate(zip(owners, old, strict=True))
-        if id(module) not in norms and not torch.equal(module._buffers[name], was)
+        if id(module) not in norms and _is_changed(module._buffers.get(name), was)
     )
+
+
+def _is_changed(now: Tensor | None, was: Tensor) -> bool:
+    return now is None or not torch.equal(now, was)
 
 
 def _origins(

@@ -7,20 +7,24 @@ pieces of autograd graph. Backward runs forward steps again as the schedule says
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
+from lowtide.blocks import refused
 from lowtide.blocks.autograd import Kept, hooks_off
+from lowtide.blocks.derived import derived_names, refresh
 from lowtide.blocks.position import Arguments, Position
-from lowtide.blocks.quiet import Autocast, RandomStates, autocast_as, put_random, take_random
+from lowtide.blocks.quiet import Autocast, autocast_as
 from lowtide.blocks.spec import State
+from lowtide.blocks.streams import mark_streams
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError
 from lowtide.lower.chain_steps import Step, steps_of
+from lowtide.lower.chain_tape import Tape
 from lowtide.schedule.steps import Schedule
 
 
@@ -35,6 +39,8 @@ class ChainProgram:
         parameters: All parameters that get gradients, each once.
         numbers: For every position, the numbers of its parameters among all.
         emitted: For every position, the place of its first emitted tensor among all, and how many it has.
+        draws: Whether one of them draws random numbers of Python or numpy.
+        derived: Modules with weights that hooks compute before every run.
     """
 
     positions: tuple[Position, ...]
@@ -43,6 +49,8 @@ class ChainProgram:
     parameters: tuple[Tensor, ...]
     numbers: tuple[tuple[int, ...], ...]
     emitted: tuple[tuple[int, int], ...]
+    draws: bool = False
+    derived: tuple[nn.Module, ...] = ()
 
     @staticmethod
     def make(positions: Sequence[Position], meanings: Sequence[tuple[str, int]], schedule: Schedule) -> ChainProgram:
@@ -60,128 +68,43 @@ class ChainProgram:
             parameters=tuple(parameters.values()),
             numbers=tuple(tuple(number[id(each)] for each in position.parameters) for position in positions),
             emitted=tuple(zip(places, emits, strict=False)),
+            draws=any(position.draws for position in positions),
+            derived=tuple(
+                module
+                for position in positions
+                for module in position.unit.contents.modules
+                if module._forward_pre_hooks and derived_names(module)
+            ),
         )
 
     def run(self, state: State, arguments: Arguments, autocast: Autocast) -> tuple[Tensor, ...]:
         """Return the state after the chain and what its blocks emit, as one node of the autograd graph."""
         outputs: tuple[Tensor, ...] = _Chain.apply(
-            Tape(self, arguments, autocast), len(state), *state, *arguments.leaves, *self.parameters
+            self,
+            Tape(self.positions, arguments, autocast, self.draws),
+            len(state),
+            *state,
+            *arguments.leaves,
+            *self.parameters,
         )
+        refresh(self.derived)
         return outputs
-
-
-@dataclass
-class Tape:
-    """What one call keeps between its forward and its backward.
-
-    Attributes:
-        program: What runs.
-        arguments: What the blocks take beside the state.
-        autocast: How autocast was set.
-        states: States that are alive, by the position that reads them.
-        kept: Pieces of autograd graph that are alive, by position.
-        random: States of generators before the first run of positions that run again.
-        stashes: Buffers before the first run of positions that run again.
-        versions: How often parameters and inputs had been changed.
-    """
-
-    program: ChainProgram
-    arguments: Arguments
-    autocast: Autocast
-    states: dict[int, State] = field(default_factory=dict)
-    kept: dict[int, Kept] = field(default_factory=dict)
-    random: dict[int, RandomStates] = field(default_factory=dict)
-    stashes: dict[int, list[Tensor]] = field(default_factory=dict)
-    versions: list[int] = field(default_factory=list)
-
-    def run(self, step: Step) -> State:
-        """Run one forward step and return all its results."""
-        position = self.program.positions[step.position]
-        state = self.states[step.position]
-        if step.drop:
-            del self.states[step.position]
-        if step.again:
-            return self._run_again(step, position, state)
-        if step.last:
-            return self._plain_run(step, position, state)
-        if position.changing:
-            self.stashes[step.position] = position.stash()
-        places = position.places
-        if position.random:
-            self.random[step.position] = take_random(places)
-            return self._plain_run(step, position, state)
-        # It drew no random numbers when it was looked at; if it does now, it can still be replayed.
-        before = [state.numpy().tobytes() for state in take_random(places)]
-        results = self._plain_run(step, position, state)
-        if before != [state.numpy().tobytes() for state in take_random(places)]:
-            self.random[step.position] = tuple(torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in before)
-        return results
-
-    def _plain_run(self, step: Step, position: Position, state: State) -> State:
-        if step.fill:
-            position.fill(self.kept[step.position], state, self.arguments)
-            return ()
-        if step.keep:
-            results, self.kept[step.position] = position.run_kept(state, self.arguments, apart=step.apart)
-        elif step.blank:
-            results, self.kept[step.position] = position.run_blank(state, self.arguments)
-        else:
-            results = position.run(state, self.arguments)
-        return results
-
-    def _run_again(self, step: Step, position: Position, state: State) -> State:
-        """Run a step anew with the random numbers and buffers of its first run, and without other traces."""
-        random = self.random.get(step.position)
-        places, present = position.places, ()
-        if random is not None:
-            present = take_random(places)
-            put_random(places, random)
-        before = position.versions() if position.constant else ()
-        try:
-            with position.again(self.stashes.get(step.position, ())):
-                results = self._plain_run(step, position, state)
-        finally:
-            if random is not None:
-                put_random(places, present)
-        if before and position.versions() != before:
-            raise InvalidModelError(
-                f"{position.unit.labels[-1]} changed one of its buffers when it was run again, but not when it was "
-                "looked at. Its results would depend on how often it runs; a block may change a buffer in every call "
-                "or in none."
-            )
-        if step.last:
-            self.random.pop(step.position, None)
-            self.stashes.pop(step.position, None)
-        return results
-
-    def copy(self) -> Tape:
-        """Return a tape with the same contents, to go backward on while this one stays as it is."""
-        return Tape(
-            self.program,
-            self.arguments,
-            self.autocast,
-            self.states.copy(),
-            self.kept.copy(),
-            self.random.copy(),
-            self.stashes.copy(),
-            self.versions,
-        )
 
 
 class _Chain(torch.autograd.Function):
     """The whole chain as one node: inputs, leaves and parameters go in, the last state and what is emitted come out."""
 
     @staticmethod
-    def forward(ctx: Any, tape: Tape, state_size: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, program: ChainProgram, tape: Tape, state_size: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Run the forward steps."""
         ctx.set_materialize_grads(False)
-        ctx.tape, ctx.state_size = tape, state_size
-        program = tape.program
+        ctx.program, ctx.tape, ctx.state_size = program, tape, state_size
         tape.versions = [tensor._version for tensor in tensors]
         ctx.tensors = tensors
         tape.states[0] = tuple(tensor.detach() for tensor in tensors[:state_size])
         emitted: list[Tensor] = []
         after: State = ()
+        mark = () if program.draws else mark_streams()
         with autocast_as(tape.autocast):
             for step in program.forward:
                 results = tape.run(step)
@@ -192,6 +115,10 @@ class _Chain(torch.autograd.Function):
                 del results
                 if step.store:
                     tape.states[step.position + 1] = after
+        if mark and mark != mark_streams():
+            raise refused.drawn()
+        if [tensor._version for tensor in tensors] != tape.versions:
+            raise _changed_itself(tape, ctx.state_size, tensors)
         # Aliases: what is returned becomes part of the caller's graph, which the states must not.
         outputs = tuple(tensor.detach() for tensor in (*after, *emitted))
         ctx.results = len(after)
@@ -219,7 +146,7 @@ class _Chain(torch.autograd.Function):
             tape = tape.copy()
         else:
             ctx.tape = None
-        return _go_back(tape, ctx.state_size, ctx.results, list(gradients), retain=retain)
+        return _go_back(ctx.program, tape, ctx.results, list(gradients), retain=retain)
 
 
 def _without_gradient(program: ChainProgram, outputs: Sequence[Tensor], size: int) -> list[Tensor]:
@@ -232,21 +159,30 @@ def _without_gradient(program: ChainProgram, outputs: Sequence[Tensor], size: in
     return found
 
 
-def _changed(tape: Tape, state_size: int, number: int) -> str:
-    leaves = len(tape.arguments.leaves)
+def _kind(tape: Tape, state_size: int, number: int) -> str:
     if number < state_size:
-        what = f"Input {number} of the chain"
-    else:
-        what = "An extra argument" if number < state_size + leaves else "A parameter of the chain"
+        return f"Input {number} of the chain"
+    return "An extra argument" if number < state_size + len(tape.arguments.leaves) else "A parameter of the chain"
+
+
+def _changed(tape: Tape, state_size: int, number: int) -> str:
     return (
-        f"{what} was changed in place between forward and backward, which would recompute with the new contents. "
-        "Change it after backward."
+        f"{_kind(tape, state_size, number)} was changed in place between forward and backward, which would recompute "
+        "with the new contents. Change it after backward."
     )
 
 
-def _go_back(tape: Tape, state_size: int, size: int, gradients: list[Tensor | None], *, retain: bool) -> Any:
+def _changed_itself(tape: Tape, state_size: int, tensors: Sequence[Tensor]) -> InvalidModelError:
+    changed = [number for number, each in enumerate(tensors) if each._version != tape.versions[number]]
+    what = _kind(tape, state_size, changed[0])
+    return InvalidModelError(
+        f"{what} was changed in place by a block of the chain, which did not when it was looked at. A repeated run "
+        "would begin with the new contents; let the block work on a copy."
+    )
+
+
+def _go_back(program: ChainProgram, tape: Tape, size: int, gradients: list[Tensor | None], *, retain: bool) -> Any:
     """Return the gradients of all tensors that went in."""
-    program = tape.program
     from_forward = set(tape.kept)
     emitted, flow = gradients[size:], gradients[:size]
     gradients.clear()
@@ -276,7 +212,14 @@ def _go_back(tape: Tape, state_size: int, size: int, gradients: list[Tensor | No
             kept.state.clear()
             if retain and kept.blanks is not None:
                 kept.blanks.empty()
-    return (None, None, *(flow if not at else [None] * state_size), *sums.leaves, *sums.parameters)
+    return (
+        None,
+        None,
+        None,
+        *(flow if not at else [None] * program.positions[0].state_size),
+        *sums.leaves,
+        *sums.parameters,
+    )
 
 
 class _Sums:

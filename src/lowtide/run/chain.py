@@ -16,9 +16,15 @@ from lowtide.blocks.contents import contents_of
 from lowtide.blocks.position import Arguments
 from lowtide.blocks.quiet import Autocast, autocast_now
 from lowtide.blocks.spec import Block, State, aliases_of, as_state, label_of, specs_of
-from lowtide.capture.chain import Blocks, capture_chain
+from lowtide.capture.chain import Blocks, Captured, capture_chain
 from lowtide.capture.chain_graph import ChainGraph, chain_graph, joined
-from lowtide.errors import InfeasibleBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
+from lowtide.errors import (
+    InfeasibleBudgetError,
+    InvalidInputError,
+    InvalidModelError,
+    InvalidOptionError,
+    LowtideError,
+)
 from lowtide.lower.chain import ChainProgram
 from lowtide.plan import registry
 from lowtide.plan.auto import Auto
@@ -27,6 +33,7 @@ from lowtide.plan.infeasible import infeasible
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
+from lowtide.run.chain_guard import check_call, check_modules
 from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings
 
@@ -102,12 +109,20 @@ class PlannedBlocks:
         self, state: tuple[Any, ...], extras: Iterable[Any] | None, keywords: dict[str, Any], *, training: bool
     ) -> Any:
         """Return what the blocks return; see `Chain.forward`."""
+        if not training or not torch.is_grad_enabled():
+            return self._plain(state, self._arguments(state, extras, keywords))
+        if torch.compiler.is_compiling():
+            # The compiler leaves out what it must not look into.
+            return torch.compiler.disable(self._train)(state, extras, keywords)
+        return self._train(state, extras, keywords)
+
+    def _train(self, state: tuple[Any, ...], extras: Iterable[Any] | None, keywords: dict[str, Any]) -> Any:
+        """Return what the blocks return in a call that may be differentiated."""
         arguments = self._arguments(state, extras, keywords)
-        if not training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._plain(state, arguments)
         marks, watched = self._watched()
         if not (arguments.leaves or any(tensor.requires_grad for tensor in (*state, *watched))):
             return self._plain(state, arguments)
+        check_call(state, arguments.leaves, self._modules)
         autocast = autocast_now(tensor.device for tensor in (*state, *watched[:1]))
         program = self._program(state, arguments, autocast, marks)
         if program is None:
@@ -193,9 +208,9 @@ class PlannedBlocks:
         return self._programs[key]
 
     def _plan(self, state: State, arguments: Arguments, autocast: Autocast) -> ChainProgram | None:
-        blocks = Blocks.of(self._names, self._blocks, self.emits)
+        check_modules(self._modules, self._loose)
         with ProgressLine() as progress:
-            captured = capture_chain(blocks, state, arguments, autocast, progress)
+            captured = self._look(state, arguments, autocast, progress)
             if not any(figures.gives for figures in captured.figures):
                 return None
             made = chain_graph(captured)
@@ -204,6 +219,26 @@ class PlannedBlocks:
         if not plan.num_recomputed:
             return None
         return ChainProgram.make(captured.positions, made.steps, plan.schedule)
+
+    def _look(self, state: State, arguments: Arguments, autocast: Autocast, progress: Progress) -> Captured:
+        """Return the chain as it was looked at; what a block raises arrives as in a plain loop."""
+        blocks = Blocks.of(self._names, self._blocks, self.emits)
+        try:
+            return capture_chain(blocks, state, arguments, autocast, progress)
+        except (LowtideError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            failed = error
+        # Nothing is left of the look. Blocks before the one that failed have run in plain training, once.
+        try:
+            with torch.no_grad():
+                self._plain(state, arguments)
+        except Exception as error:
+            if error is not failed:
+                for note in getattr(failed, "__notes__", ()):
+                    error.add_note(note)
+            raise
+        raise failed
 
     def _solve(self, made: ChainGraph, device: torch.device, progress: Progress) -> Plan:
         """Return the plan for a graph; raise if none fits."""

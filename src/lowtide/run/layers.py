@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from lowtide.blocks import refused
 from lowtide.blocks.quiet import RandomStates, generators, take_random
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.run.chain import Chain, PlannedBlocks
@@ -199,7 +200,7 @@ class ChainedLayers(nn.ModuleList):
                 "numbers of plain training. Set the dropout of the layers to 0, or undo the chain by "
                 "lowtide.unwrap(model)."
             )
-        return (result,) if self._adapters[-1].returns_tuple else result
+        return (result,) if calls[-1].extras[0].returns_tuple else result
 
 
 def _same(one: RandomStates, other: RandomStates) -> bool:
@@ -246,10 +247,14 @@ def _noted(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
 
 
 class _Form:
-    """How a layer was called: the name of its input, if it has one, and the structure of its other arguments."""
+    """How a layer was called: the name of its input, if it has one, and the structure of its other arguments.
+
+    It notes whether the layer returned its output in a tuple.
+    """
 
     def __init__(self, name: str, structure: Any) -> None:
         self.name, self.structure = name, structure
+        self.returns_tuple = False
 
 
 class _Layer(nn.Module):
@@ -258,19 +263,15 @@ class _Layer(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
-        self._returns_tuple = False
-
-    @property
-    def returns_tuple(self) -> bool:
-        """Whether the layer returned its output in a tuple."""
-        return self._returns_tuple
 
     def forward(self, state: Tensor, form: _Form, *leaves: Any) -> Tensor:
         """Return the layer's output."""
         args, kwargs = pytree.tree_unflatten(list(leaves), form.structure)
         result = self.layer(**{form.name: state}, **kwargs) if form.name else self.layer(state, *args, **kwargs)
-        self._returns_tuple = isinstance(result, tuple | list)
-        if not self._returns_tuple:
+        if not _is_unchanged((args, kwargs), leaves, form.structure):
+            raise refused.argument(type(self.layer).__name__)
+        form.returns_tuple = isinstance(result, tuple | list)
+        if not form.returns_tuple:
             return result
         if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tuple(result[1:]))):
             raise InvalidModelError(
@@ -278,6 +279,12 @@ class _Layer(nn.Module):
                 "only. Switch off what makes them return more (attention weights, caches)."
             )
         return result[0]
+
+
+def _is_unchanged(given: Any, leaves: Sequence[Any], structure: Any) -> bool:
+    """Whether lists and dictionaries that a layer was given still have the same in them."""
+    now, as_now = pytree.tree_flatten(given)
+    return as_now == structure and all(one is other for one, other in zip(now, leaves, strict=True))
 
 
 class _StandIn:
