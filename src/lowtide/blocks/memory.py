@@ -7,6 +7,7 @@ version; their contents are not copied.
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 from collections.abc import Sequence
@@ -76,6 +77,12 @@ class Snapshot:
             if not holder.same(known):
                 holder.write(known)
 
+    def renewed(self) -> Snapshot:
+        """Return the same with the present versions of tensors."""
+        found = copy.copy(self)
+        found.versions = {key: version_of(tensor) for key, (_, tensor) in self.tensors.items()}
+        return found
+
     def overwritten(self) -> Path | None:
         """Return where the first tensor is that was changed in place since; None if there is none."""
         for key, (path, tensor) in self.tensors.items():
@@ -106,8 +113,8 @@ class Memory:
         now = self._now
         if now is None or not now.holds():
             now = Snapshot(_Walk(self._roots))
-        elif now.tensors:
-            now.versions = {key: version_of(tensor) for key, (_, tensor) in now.tensors.items()}
+        elif now.tensors and now.overwritten() is not None:
+            now = now.renewed()
         self._now = now
         return now
 
@@ -279,5 +286,7 @@ class _Walk:
         self._stack += [((path, name, " "), around[name]) for name in read if name in around]
         if function.__dict__:
             self._attributes(path, function.__dict__)
+        else:
+            self.empty.append(function.__dict__)
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._stack += [(path, value) for value in defaults]
