@@ -38,6 +38,7 @@ from referee_page import is_good, page, verdict
 
 SHARE = 0.6
 STEPS = 3
+TRIES = 4
 SEED = 7
 MEMORY = 8 * 2**30
 
@@ -153,16 +154,22 @@ def compare(subject: Any, planner: str, report: Callable[[Row], None]) -> None:
 
 
 def wrapped_record(subject: Any, budget: int, planner: str, report: Callable[[Row], None]) -> Record | None:
-    """Return the record of wrapped training, at the least budget if need be, or None if it has raised."""
+    """Return the record of wrapped training, at the least budget if need be, or None if it has raised.
+
+    The error names a least budget, which must work. Where it does not, what is missing is added a few times, and
+    `least_tries` says how often.
+    """
     from lowtide.errors import InfeasibleBudgetError, LowtideError
 
     try:
-        try:
-            return _wrapped(subject, budget, planner, report)
-        except InfeasibleBudgetError as error:
-            least = error.least_bytes
-            report({"asked_bytes": budget, "least_bytes": least, "budget_bytes": max(budget, least)})
-        return _wrapped(subject, max(budget, least), planner, report)
+        for tries in range(1, TRIES + 1):
+            try:
+                return _wrapped(subject, budget, planner, report)
+            except InfeasibleBudgetError as error:
+                if tries == TRIES or error.least_bytes <= error.budget_bytes:
+                    raise
+                budget += error.least_bytes - error.budget_bytes
+                report({"least_bytes": budget, "budget_bytes": budget, "least_tries": tries})
     except LowtideError as error:
         report({"error": f"{type(error).__name__}: {_line(error)}"})
     except Exception as error:  # anything else, where eager trains, is foreign

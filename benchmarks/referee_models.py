@@ -38,7 +38,8 @@ for heavy in ("torch._dynamo", "torch._functorch.aot_autograd", "torch._inductor
     importlib.import_module(heavy)  # once for all the processes that are forked from one
 
 MOST_PARAMETERS = 40_000_000
-BUILD_SECONDS = 20.0
+SMALL_PARAMETERS = 3_000_000
+BUILD_SECONDS = 12.0
 COUNT_SECONDS = 6.0
 # Heads in the order in which they are tried: those with a loss of their own first. What is not named comes after.
 HEADS = (
@@ -254,7 +255,7 @@ def _timm(module: str) -> Iterator[Callable[[], Subject]]:
 
 
 def _smallest(module: str) -> list[str]:
-    """Return the three smallest models of a timm module, as far as counting takes no more than some seconds."""
+    """Return up to three models of a timm module, the smallest of those counted first: until one is small enough."""
     end = time.process_time() + COUNT_SECONDS
     counts: dict[str, int] = {}
     for name in sorted(timm.list_models(module=module), key=_guess):
@@ -262,7 +263,7 @@ def _smallest(module: str) -> list[str]:
             counts[name] = _parameters(lambda name=name: timm.create_model(name, num_classes=10))
         except Exception:  # some build tables from real numbers, which `meta` does not have
             counts[name] = MOST_PARAMETERS
-        if time.process_time() > end:
+        if counts[name] < SMALL_PARAMETERS or time.process_time() > end:
             break
     return sorted(counts, key=lambda name: counts[name])[:3]
 

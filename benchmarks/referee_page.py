@@ -69,6 +69,8 @@ def _bits(row: Row) -> str:
 
 def _note(row: Row) -> str:
     said = row.get("foreign") or row.get("error") or "; ".join(row.get("warnings", ())) or "-"
+    if row.get("least_tries", 1) > 1:
+        said = f"the least budget named was too small {row['least_tries'] - 1} times; {said}"
     return " ".join(said.split()).replace("|", "/")
 
 
