@@ -23,6 +23,7 @@ class Situation:
     Attributes:
         parts: What is there at the least peak known.
         left_bytes: What the budget leaves for the step.
+        excess_bytes: By how much the peak is above the budget.
         planner: Name of the planner that found the least peak.
         op: What runs at the peak, in words.
         unit: What ops are called: "op", or "block" in a chain.
@@ -32,6 +33,7 @@ class Situation:
 
     parts: Sequence[Part]
     left_bytes: int
+    excess_bytes: int
     planner: str
     op: str
     unit: str = "op"
@@ -77,8 +79,11 @@ class Situation:
         return sum(part.bytes for part in self.parts if part.cause in causes) / max(total, 1)
 
     def _alone(self, cause: Cause) -> str:
-        alone = any(part.cause is cause and part.floor_bytes > self.left_bytes for part in self.parts)
+        alone = any(part.cause is cause and self._is_too_much(part) for part in self.parts)
         return " This alone is more than the budget leaves: no planner can help." if alone else ""
+
+    def _is_too_much(self, part: Part) -> bool:
+        return part.floor_bytes > max(self.left_bytes, 0)
 
     def _split(self) -> str:
         if self.unit == "block":
@@ -91,6 +96,6 @@ class Situation:
         return f"Make {what}, sequences shorter or images smaller: {share:.1f} % of the peak may grow with them."
 
     def _another_planner_may_help(self) -> bool:
-        above = any(part.floor_bytes > self.left_bytes for part in self.parts)
-        avoidable = self._share(*_AVOIDABLE) > 0
+        above = any(map(self._is_too_much, self.parts))
+        avoidable = sum(part.bytes for part in self.parts if part.cause in _AVOIDABLE) >= self.excess_bytes
         return self.planner not in _SEARCH_ALL and not self.proved and avoidable and not above

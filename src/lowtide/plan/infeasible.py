@@ -80,7 +80,9 @@ def infeasible(plan: Plan, asked: AskedBudget | None = None, *, unit: str = "op"
     parts = sort_parts([*peak_parts(plan, unit), earlier_part(asked.held_bytes)])
     proved = plan.outcome is Outcome.IMPOSSIBLE
     share = least_share(least, whole) if asked.is_share else None
-    situation = Situation(parts, asked.left_bytes, plan.planner, op_in_words(plan, unit), unit, proved)
+    situation = Situation(
+        parts, asked.left_bytes, least - asked.bytes, plan.planner, op_in_words(plan, unit), unit, proved
+    )
     raised = f"Raise the budget to {least} bytes or more{f' (budget={share!r})' if share else ''}."
     lines = [
         *_wrapped(f"No schedule within the budget of {asked} was found.", width=_FIRST_WIDTH),
@@ -109,11 +111,11 @@ def infeasible_memory(
         least_batch: Whether the batch cannot be smaller.
     """
     parts, needed = account_parts(account, plan), account.peak_bytes
-    left = memory_bytes - account.resident_bytes
     in_update = is_in_update(account)
     situation = Situation(
         parts,
-        left,
+        memory_bytes - account.resident_bytes,
+        needed - memory_bytes,
         plan.planner,
         op_in_words(plan),
         # Another schedule does not make the update smaller.

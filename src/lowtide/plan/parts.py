@@ -146,7 +146,8 @@ def _part(plan: Plan, cause: Cause, tensors: Sequence[AliveTensor], extra: int, 
 
 def _gradients_in_words(graph: Graph) -> str:
     """Return whose gradients stay: they are of parameters if each has a parameter of its size."""
-    sizes = Counter(graph.values[value].bytes for value in graph.held if graph.values[value].kind == "gradient")
+    values = [graph.values[value] for value in graph.held]
+    sizes = Counter(value.bytes for value in values if value.kind == "gradient" and value.bytes)
     parameters = Counter(value.bytes for value in graph.values if value.kind == "parameter")
     return "parameter gradients" if sizes <= parameters else "gradients of parameters and inputs"
 
