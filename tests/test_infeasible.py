@@ -186,7 +186,7 @@ def test_more_than_all_has_no_percentage() -> None:
     assert least_share(100, 100) == "100%"
     plan = least_plan(chain_problem())
     words = str(infeasible(plan, AskedBudget("50%", 100, held_bytes=500, whole_bytes=200)))
-    assert "budget='" not in words
+    assert 'budget="' not in words
     assert f"Raise the budget to {500 + plan.peak_bytes} bytes or more." in words
 
 
@@ -201,20 +201,20 @@ def test_the_users_own_budget_is_named() -> None:
     error = infeasible(plan, AskedBudget("50%", 350, held_bytes=200, whole_bytes=700))
     words = str(error)
     assert (error.budget_bytes, error.least_bytes) == (350, 500)
-    assert "within the budget of 50%, 350 bytes was found" in words
+    assert "within the budget of 50% (350 bytes, 350 B) was found" in words
     assert "is 500 bytes, or 71.5%." in words
     assert "71.4 % of the unplanned step, which takes 700 bytes" in words
     assert "200 B   40.0 %  kept for backward by other graphs of this call" in words
-    assert "Raise the budget to 500 bytes or more (budget='71.5%')." in words
+    assert 'Raise the budget to 500 bytes or more (budget="71.5%").' in words
     assert parse_budget("71.5%").resolve(700) >= 500
     size = infeasible(plan, AskedBudget.of(parse_budget("2KiB"), 2048, held_bytes=2000))
     assert "within the budget of 2048 bytes (2.00 KiB) was found" in str(size)
-    assert "%')" not in str(size)
+    assert '%")' not in str(size)
 
 
 def test_solve_takes_the_users_budget() -> None:
     problem = replace(chain_problem(), budget_bytes=150)
-    with pytest.raises(InfeasibleBudgetError, match=r"budget of 25%, 250 bytes") as caught:
+    with pytest.raises(InfeasibleBudgetError, match=r"budget of 25% \(250 bytes") as caught:
         solve(problem, "greedy", asked=AskedBudget("25%", 250, held_bytes=100))
     assert caught.value.budget_bytes == 250
     assert caught.value.least_bytes == 100 + caught.value.plan.peak_bytes

@@ -54,9 +54,9 @@ class AskedBudget:
 
     def __str__(self) -> str:
         """Return it in the user's words and in bytes."""
-        size = _size(self.bytes)
-        named = self.is_share or self.text == "auto"
-        return f"{self.text}, {size}" if named else size
+        if self.is_share or self.text == "auto":
+            return f"{self.text} ({self.bytes} bytes, {format_bytes(self.bytes)})"
+        return _size(self.bytes)
 
 
 def infeasible(plan: Plan, asked: AskedBudget | None = None, *, unit: str = "op") -> InfeasibleBudgetError:
@@ -83,10 +83,11 @@ def infeasible(plan: Plan, asked: AskedBudget | None = None, *, unit: str = "op"
     situation = Situation(
         parts, asked.left_bytes, least - asked.bytes, plan.planner, op_in_words(plan, unit), unit, proved
     )
-    raised = f"Raise the budget to {least} bytes or more{f' (budget={share!r})' if share else ''}."
+    raised = f"Raise the budget to {least} bytes or more"
+    raised += f' (budget="{share}").' if share else "."
     lines = [
         *_wrapped(f"No schedule within the budget of {asked} was found.", width=_FIRST_WIDTH),
-        *(["It is proved that none runs the ops in the given order."] if proved else []),
+        *(["It is proved that there is none that runs the ops in the given order."] if proved else []),
         *_wrapped(
             f"The least budget known to work with planner {plan.planner!r} is {_size(least)}"
             f"{f', or {share}' if share else ''}."
