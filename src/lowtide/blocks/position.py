@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from lowtide.blocks import refused
@@ -175,11 +175,15 @@ class Position:
         return len(self.shared_parameters) + len(self.shared_leaves)
 
     def run(self, state: State, arguments: Arguments) -> State:
-        """Return all results; nothing is recorded for backward."""
-        unit = self.unit
-        extras = arguments.extras[unit.first : unit.first + len(unit.blocks)]
-        with torch.no_grad():
-            return self._checked(self._call(state, extras, arguments.keywords, arguments))
+        """Return all results; nothing is kept for backward.
+
+        It runs as if something were: PyTorch takes other kernels without gradients (for LSTMs, and for attention with
+        a learned bias), which give other bits.
+        """
+        with torch.enable_grad(), saved_tensors_hooks(_leave_out, _leave_out):
+            entered, _, aliases = self.enter(state, arguments)
+            results = self._checked(self.call(entered, arguments, aliases))
+        return tuple(tensor.detach() for tensor in results)
 
     def run_kept(self, state: State, arguments: Arguments, *, apart: bool = False) -> tuple[State, Kept]:
         """Return all results, and the way back from them to the state before, the leaves and the parameters.
@@ -323,6 +327,11 @@ class Position:
         """Return which tensors its other buffers are and how often they were changed."""
         found = (module._buffers[name] for module, name in self.constant)
         return [(id(tensor), tensor._version) for tensor in found]
+
+
+def _leave_out(saved: Any) -> None:
+    """Keep nothing of what autograd saves."""
+    del saved
 
 
 def _is_alike(keywords: Any, given: Any, places: Sequence[tuple[int, int]]) -> bool:

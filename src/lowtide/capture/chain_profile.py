@@ -372,7 +372,10 @@ def _with_stop(position: Position, figures: Figures, state: State, arguments: Ar
 
 
 def _gradient_bytes(gradient: Tensor | None) -> int:
-    return 0 if gradient is None else devices.round_bytes(storage_bytes(gradient), gradient.device)
+    if gradient is None:
+        return 0
+    parts = (gradient._indices(), gradient._values()) if gradient.is_sparse else (gradient,)
+    return sum(devices.round_bytes(storage_bytes(part), gradient.device) for part in parts)
 
 
 def _training_seconds(
