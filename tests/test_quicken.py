@@ -25,7 +25,8 @@ def test_views_that_change_nothing_are_left_out() -> None:
     def fn(x: Tensor) -> Tensor:
         y = aten.t.default(aten.t.default(x))
         y = aten.expand.default(aten.view.default(y, [4, 6]), [4, 6])
-        y = aten.view.default(aten.view.default(aten.detach.default(y), [2, 12]), [3, 8])
+        y = aten.alias.default(aten.detach.default(y))
+        y = aten.view.default(aten.view.default(y, [2, 12]), [3, 8])
         return aten.exp.default(y)
 
     x = torch.randn(4, 6)

@@ -17,7 +17,9 @@ aten = torch.ops.aten
 
 _RESHAPES = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}
 _SAME_SHAPE = {*_RESHAPES, aten.expand.default}
-_VIEWS = {*_SAME_SHAPE, aten.t.default, aten.detach.default}
+# A detach is traced as itself or, from PyTorch 2.15 on, as an alias.
+_SAME_TENSOR = {aten.detach.default, aten.alias.default}
+_VIEWS = {*_SAME_SHAPE, *_SAME_TENSOR, aten.t.default}
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     aten._softmax.default: torch._softmax,
     aten._unsafe_view.default: torch.reshape,
@@ -74,7 +76,7 @@ def _shorten(node: fx.Node) -> None:
 
 
 def _replacement(node: fx.Node, source: fx.Node) -> fx.Node | None:
-    if node.target is aten.detach.default:
+    if node.target in _SAME_TENSOR:
         return source
     if node.target is aten.t.default:
         return source.args[0] if source.target is aten.t.default else None  # type: ignore[return-value]
