@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TEST_SECONDS ?= 1500
+VERSION ?= 2.15.0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture docs report-pictures browser test test-all lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published bench-referee bench-chain curves reproduce clean
+.PHONY: help demo picture docs report-pictures browser test test-all test-torch lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published bench-referee bench-chain curves reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +29,9 @@ test: .venv/.installed-dev ## run the tests that take minutes at most
 
 test-all: .venv/.installed-zoo .venv/.installed-dev ## run all tests, also those that need real models
 	$(BIN)/python -m pytest
+
+test-torch: .venv-torch-$(VERSION)/.installed ## the same with another PyTorch, in an environment of its own; VERSION=2.15.0
+	timeout $(TEST_SECONDS) .venv-torch-$(VERSION)/bin/python -m pytest -m "not slow"
 
 lint: .venv/.installed-dev ## check style and types
 	$(BIN)/ruff check
@@ -80,7 +84,7 @@ reproduce: .venv/.installed-picture ## the papers' figures beside ours; GRAPHS=f
 	$(BIN)/python -m lowtide reproduce all --out docs/results/reproduce --force $(if $(GRAPHS),--graphs $(GRAPHS))
 
 clean: ## remove the environment and everything generated
-	rm -rf .venv .browser site out build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch-* .browser site out build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .browser/chromium:
 	npm install --silent --no-save --no-package-lock --prefix .browser @sparticuz/chromium@153.0.0
@@ -93,4 +97,9 @@ $(BIN)/python:
 
 .venv/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+.venv-torch-%/.installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' 'torch==$*'
 	@touch $@
