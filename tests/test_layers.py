@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1] / "src" / "lowtide"
 TORCH_FREE = ("errors", "units", "graph", "schedule", "plan", "report")
 LAYERS = {"errors": 0, "units": 0, "graph": 1, "schedule": 2, "plan": 3, "report": 4}
 FORBIDDEN = {
+    "pytorch": {"plan", "blocks", "capture", "costs", "lower", "run", "device", "measure", "chains", "api", "cli"},
     "blocks": {"plan", "capture", "costs", "lower", "run", "chains", "api", "cli"},
     "capture": {"plan", "lower", "run", "api", "cli"},
     "costs": {"plan", "lower", "run", "api", "cli"},
@@ -88,6 +89,8 @@ def breaches(own, source):
         ("lower", "from lowtide.plan.problem import Problem"),
         ("capture", "import lowtide.plan"),
         ("blocks", "from lowtide.capture.chain import Blocks"),
+        ("pytorch", "from lowtide.run.settings import Settings"),
+        ("plan", "from lowtide.pytorch.required import check_pytorch"),
         ("chains", "from lowtide.api import wrap"),
         ("run", "from lowtide.api import wrap"),
         ("report", "__import__('torch')"),
