@@ -533,7 +533,7 @@ LATE = {
     "store": "stores a tensor",
     "overwrite": "changes the tensor 'loose' in place",
     "random": "drew from Python's or numpy's",
-    "parameter": "A parameter of the chain was changed in place by a block",
+    "parameter": "Parameter 'weight' of a Linear in Block 2 .* was changed in place by a block",
     "module": "adds, replaces or removes",
     "input": "changes its input in place",
 }

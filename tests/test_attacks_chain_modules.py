@@ -505,3 +505,78 @@ def test_compiled_chains_run_the_plan() -> None:
     chained.zero_grad()
     nn.Sequential(*blocks)(x).sum().backward()
     assert all(torch.equal(one, p.grad) for one, p in zip(found, chained.parameters(), strict=True))
+
+
+def _clamp(parameter: Tensor) -> None:
+    parameter.data.clamp_(-0.01, 0.01)
+
+
+def _through_numpy(parameter: Tensor) -> None:
+    parameter.detach().numpy()[0] = 7.0
+
+
+def _under_a_view(parameter: Tensor) -> None:
+    parameter.data.view(-1)[-1:].zero_()
+
+
+def _replace(parameter: Tensor) -> None:
+    parameter.data = parameter.data * 2
+
+
+def _in_place(parameter: Tensor) -> None:
+    with torch.no_grad():
+        parameter.mul_(2)
+
+
+@pytest.mark.parametrize("change", [_clamp, _through_numpy, _under_a_view])
+@pytest.mark.parametrize("what", ["parameter", "input"])
+def test_changes_that_pytorch_does_not_notice(change: Callable[[Tensor], None], what: str) -> None:
+    """They are found by `verify`; without it they are not."""
+    blocks = [linear() for _ in range(4)]
+    for verify in (True, False):
+        chained = lowtide.chain(blocks, budget="1TiB", planner=DROP, verify=verify)
+        x = torch.randn(BATCH, DIM)
+        chained(x).sum().backward()
+        loss = chained(x).sum()
+        change(blocks[1][0].weight if what == "parameter" else x)
+        if verify:
+            name = "Input 0" if what == "input" else r"Parameter 'weight' of a Linear in Block 1"
+            with pytest.raises(errors.VerificationError, match=f"{name}.* was changed"):
+                loss.backward()
+        else:
+            loss.backward()
+
+
+@pytest.mark.parametrize("change", [_replace, _in_place])
+def test_changes_that_show_are_always_noticed(change: Callable[[Tensor], None]) -> None:
+    blocks = [linear() for _ in range(4)]
+    chained = lowtide.chain(blocks, budget="1TiB", planner=DROP)
+    loss = chained(torch.randn(BATCH, DIM)).sum()
+    change(blocks[2][0].weight)
+    with pytest.raises(errors.UnsupportedBackwardError, match=r"Parameter 'weight' of a Linear in Block 2 .*changed"):
+        loss.backward()
+
+
+def test_verify_for_layers_and_cells() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(linear() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = lowtide.chain_layers(Model(), budget="1TiB", planner=DROP, verify=True)
+    cell = nn.GRUCell(DIM, DIM)
+    unrolled = lowtide.unroll(cell, budget="1TiB", planner=DROP, chunk=2, verify=True)
+    for run, weight in (
+        (lambda: model(torch.randn(BATCH, DIM)).sum(), model.layers._modules["1"][0].weight),
+        (lambda: unrolled(torch.randn(6, BATCH, DIM))[0].sum(), cell.weight_hh),
+    ):
+        run().backward()
+        loss = run()
+        _clamp(weight)
+        with pytest.raises(errors.VerificationError, match="was changed"):
+            loss.backward()

@@ -23,6 +23,7 @@ def chain(
     budget: int | str,
     planner: str | AbstractPlanner = "auto",
     emits: int = 0,
+    verify: bool = False,
 ) -> Chain:
     """Return a module that runs `blocks` one after the other and trains them within the budget.
 
@@ -43,6 +44,8 @@ def chain(
         planner: As for `wrap`.
         emits: How many tensors at the end of every block's results go to the caller instead of to the next block. The
             chain then returns its result and a list with a tuple of these for every block.
+        verify: Whether every backward first compares parameters and inputs with those of its forward by checksums, and
+            raises if they were changed in a way that PyTorch does not notice (`parameter.data.clamp_()`).
     """
     if isinstance(blocks, nn.Sequential | nn.ModuleList):
         names, given = list(blocks._modules), list(blocks._modules.values())
@@ -53,10 +56,16 @@ def chain(
             f"{type(blocks).__name__} is not a chain of blocks; give an nn.Sequential, an nn.ModuleList or a list of "
             "modules and functions."
         )
-    return Chain(names, given, Settings.make(budget=budget, planner=planner), emits=emits)
+    return Chain(names, given, Settings.make(budget=budget, planner=planner), emits=emits, verify=verify)
 
 
-def chain_layers(model: Model, *names: str, budget: int | str, planner: str | AbstractPlanner = "auto") -> Model:
+def chain_layers(
+    model: Model,
+    *names: str,
+    budget: int | str,
+    planner: str | AbstractPlanner = "auto",
+    verify: bool = False,
+) -> Model:
     """Return `model`, whose repeated layers from now on run as a chain within the budget.
 
     For models that `wrap` cannot trace. The model's own code stays, `state_dict` keys stay, and `lowtide.unwrap` undoes
@@ -73,10 +82,11 @@ def chain_layers(model: Model, *names: str, budget: int | str, planner: str | Ab
             whose layers are of one class.
         budget: As for `chain`; a number of bytes is for one list of layers.
         planner: As for `wrap`.
+        verify: As for `chain`.
     """
     if not isinstance(model, nn.Module):
         raise InvalidModelError(f"{type(model).__name__} is not an nn.Module, so it has no layers to chain.")
-    layers.chain_layers(model, Settings.make(budget=budget, planner=planner), names)
+    layers.chain_layers(model, Settings.make(budget=budget, planner=planner), names, verify=verify)
     return model
 
 
@@ -88,6 +98,7 @@ def unroll(
     chunk: int | None = None,
     output: Output = "first",
     batch_first: bool = False,
+    verify: bool = False,
 ) -> Unrolled:
     """Return a module that runs `step` over the time steps of a sequence and trains it within the budget.
 
@@ -108,6 +119,7 @@ def unroll(
         output: What each step gives: "first" for the first tensor of the state (the hidden state of the topmost cell),
             a function of the state, or None for nothing.
         batch_first: Whether sequences and outputs have the batch first and time second.
+        verify: As for `chain`.
     """
     settings = Settings.make(budget=budget, planner=planner)
-    return Unrolled(step, settings, chunk=chunk, output=output, batch_first=batch_first)
+    return Unrolled(step, settings, chunk=chunk, output=output, batch_first=batch_first, verify=verify)

@@ -6,6 +6,7 @@ pieces of autograd graph. Backward runs forward steps again as the schedule says
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,11 +19,12 @@ from torch._C._autograd import _get_current_graph_task_keep_graph
 from lowtide.blocks import refused
 from lowtide.blocks.autograd import Kept, hooks_off
 from lowtide.blocks.derived import derived_names, refresh
+from lowtide.blocks.memory import version_of
 from lowtide.blocks.position import Arguments, Position
 from lowtide.blocks.quiet import Autocast, autocast_as
 from lowtide.blocks.spec import State
 from lowtide.blocks.streams import mark_streams
-from lowtide.errors import InvalidModelError, UnsupportedBackwardError
+from lowtide.errors import InvalidModelError, UnsupportedBackwardError, VerificationError
 from lowtide.lower.chain_steps import Step, steps_of
 from lowtide.lower.chain_tape import Tape
 from lowtide.schedule.steps import Schedule
@@ -77,11 +79,13 @@ class ChainProgram:
             ),
         )
 
-    def run(self, state: State, arguments: Arguments, autocast: Autocast) -> tuple[Tensor, ...]:
+    def run(
+        self, state: State, arguments: Arguments, autocast: Autocast, *, verify: bool = False
+    ) -> tuple[Tensor, ...]:
         """Return the state after the chain and what its blocks emit, as one node of the autograd graph."""
         outputs: tuple[Tensor, ...] = _Chain.apply(
             self,
-            Tape(self.positions, arguments, autocast, self.draws),
+            Tape(self.positions, arguments, autocast, self.draws, verify),
             len(state),
             *state,
             *arguments.leaves,
@@ -99,7 +103,8 @@ class _Chain(torch.autograd.Function):
         """Run the forward steps."""
         ctx.set_materialize_grads(False)
         ctx.program, ctx.tape, ctx.state_size = program, tape, state_size
-        tape.versions = [tensor._version for tensor in tensors]
+        tape.versions = [_mark(tensor) for tensor in tensors]
+        tape.sums = [_checksum(tensor) for tensor in tensors] if tape.verify else []
         ctx.tensors = tensors
         tape.states[0] = tuple(tensor.detach() for tensor in tensors[:state_size])
         emitted: list[Tensor] = []
@@ -117,7 +122,7 @@ class _Chain(torch.autograd.Function):
                     tape.states[step.position + 1] = after
         if mark and mark != mark_streams():
             raise refused.drawn()
-        if [tensor._version for tensor in tensors] != tape.versions:
+        if [_mark(tensor) for tensor in tensors] != tape.versions:
             raise _changed_itself(tape, ctx.state_size, tensors)
         # Aliases: what is returned becomes part of the caller's graph, which the states must not.
         outputs = tuple(tensor.detach() for tensor in (*after, *emitted))
@@ -140,8 +145,11 @@ class _Chain(torch.autograd.Function):
             )
         retain = _get_current_graph_task_keep_graph()
         for number, (tensor, version) in enumerate(zip(ctx.tensors, tape.versions, strict=True)):
-            if tensor._version != version:
-                raise UnsupportedBackwardError(_changed(tape, ctx.state_size, number))
+            if _mark(tensor) != version:
+                raise UnsupportedBackwardError(_changed(tape, ctx.state_size, number, tensor))
+        for number, (tensor, wanted) in enumerate(zip(ctx.tensors, tape.sums, strict=bool(tape.sums))):
+            if _checksum(tensor) != wanted:
+                raise VerificationError(_changed(tape, ctx.state_size, number, tensor))
         if retain:
             tape = tape.copy()
         else:
@@ -159,22 +167,40 @@ def _without_gradient(program: ChainProgram, outputs: Sequence[Tensor], size: in
     return found
 
 
-def _kind(tape: Tape, state_size: int, number: int) -> str:
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    """Return what shows whether a tensor was changed in place or given other contents."""
+    return version_of(tensor), tensor.data_ptr()
+
+
+def _checksum(tensor: Tensor) -> int:
+    """Return a number that other contents would hardly give."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy())
+
+
+def _kind(tape: Tape, state_size: int, number: int, tensor: Tensor) -> str:
     if number < state_size:
         return f"Input {number} of the chain"
-    return "An extra argument" if number < state_size + len(tape.arguments.leaves) else "A parameter of the chain"
+    if number < state_size + len(tape.arguments.leaves):
+        return "An extra argument"
+    for position in tape.positions:
+        for module in position.unit.contents.modules:
+            for name, each in module._parameters.items():
+                if each is tensor:
+                    return f"Parameter {name!r} of a {type(module).__name__} in {position.unit.labels[0]}"
+    return "A parameter of the chain"
 
 
-def _changed(tape: Tape, state_size: int, number: int) -> str:
+def _changed(tape: Tape, state_size: int, number: int, tensor: Tensor) -> str:
     return (
-        f"{_kind(tape, state_size, number)} was changed in place between forward and backward, which would recompute "
-        "with the new contents. Change it after backward."
+        f"{_kind(tape, state_size, number, tensor)} was changed in place between forward and backward, which would "
+        "recompute with the new contents. Change it after backward."
     )
 
 
 def _changed_itself(tape: Tape, state_size: int, tensors: Sequence[Tensor]) -> InvalidModelError:
-    changed = [number for number, each in enumerate(tensors) if each._version != tape.versions[number]]
-    what = _kind(tape, state_size, changed[0])
+    changed = [number for number, each in enumerate(tensors) if _mark(each) != tape.versions[number]]
+    what = _kind(tape, state_size, changed[0], tensors[changed[0]])
     return InvalidModelError(
         f"{what} was changed in place by a block of the chain, which did not when it was looked at. A repeated run "
         "would begin with the new contents; let the block work on a copy."

@@ -29,24 +29,28 @@ class Tape:
         arguments: What the blocks take beside the state.
         autocast: How autocast was set.
         draws: Whether one of the positions draws random numbers of Python or numpy.
+        verify: Whether contents of parameters and inputs are compared between forward and backward.
         states: States that are alive, by the position that reads them.
         kept: Pieces of autograd graph that are alive, by position.
         random: States of generators before the first run of positions that run again.
         streams: States of Python's and numpy's generators before the first run of positions that draw from them.
         remembered: What positions remembered before their first run.
         stashes: Buffers before the first run of positions that run again.
-        versions: How often parameters and inputs had been changed.
+        versions: How often parameters and inputs had been changed, and where their contents are.
+        sums: Checksums of these, if they are to be verified.
     """
 
     positions: tuple[Position, ...]
     arguments: Arguments
     autocast: Autocast
     draws: bool = False
+    verify: bool = False
     states: dict[int, State] = field(default_factory=dict)
     kept: dict[int, Kept] = field(default_factory=dict)
     random: dict[int, RandomStates] = field(default_factory=dict)
     stashes: dict[int, list[Tensor]] = field(default_factory=dict)
-    versions: list[int] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
     streams: dict[int, States] = field(default_factory=dict)
     remembered: dict[int, tuple[Memory, Snapshot]] = field(default_factory=dict)
 
@@ -169,11 +173,13 @@ class Tape:
             self.arguments,
             self.autocast,
             self.draws,
+            self.verify,
             self.states.copy(),
             self.kept.copy(),
             self.random.copy(),
             self.stashes.copy(),
             self.versions,
+            self.sums,
             self.streams.copy(),
             self.remembered.copy(),
         )

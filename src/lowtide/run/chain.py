@@ -49,13 +49,21 @@ class Chain(nn.Module):
     Made by `lowtide.chain`; the names of the blocks in `state_dict` are those of the container they came from.
     """
 
-    def __init__(self, names: Sequence[str], blocks: Sequence[Block], settings: Settings, *, emits: int = 0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        blocks: Sequence[Block],
+        settings: Settings,
+        *,
+        emits: int = 0,
+        verify: bool = False,
+    ) -> None:
         super().__init__()
         self._names, self._blocks = tuple(names), tuple(blocks)
         for name, block in zip(names, blocks, strict=True):
             if isinstance(block, nn.Module):
                 self.add_module(name, block)
-        self._planned = PlannedBlocks(names, blocks, settings, emits=emits)
+        self._planned = PlannedBlocks(names, blocks, settings, emits=emits, verify=verify)
 
     @property
     def plans(self) -> list[Plan]:
@@ -83,7 +91,8 @@ class Chain(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Chain:
         """Return a chain of copies of the blocks, without plans."""
         blocks = copy.deepcopy(list(self._blocks), memo)
-        made = Chain(self._names, blocks, self._planned.settings, emits=self._planned.emits)
+        planned = self._planned
+        made = Chain(self._names, blocks, planned.settings, emits=planned.emits, verify=planned.verify)
         made.train(self.training)
         return made
 
@@ -91,9 +100,17 @@ class Chain(nn.Module):
 class PlannedBlocks:
     """Runs blocks in a row: planned if the call is to be differentiated, plainly otherwise."""
 
-    def __init__(self, names: Sequence[str], blocks: Sequence[Block], settings: Settings, *, emits: int = 0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        blocks: Sequence[Block],
+        settings: Settings,
+        *,
+        emits: int = 0,
+        verify: bool = False,
+    ) -> None:
         _check(names, blocks, emits)
-        self.settings, self.emits = settings, emits
+        self.settings, self.emits, self.verify = settings, emits, verify
         self._names, self._blocks = tuple(names), tuple(blocks)
         distinct = list({id(block): block for block in blocks}.values())
         referred = [contents_of(block) for block in distinct if not isinstance(block, nn.Module)]
@@ -127,12 +144,13 @@ class PlannedBlocks:
         program = self._program(state, arguments, autocast, marks)
         if program is None:
             return self._plain(state, arguments)
-        outputs = program.run(state, arguments, autocast)
+        outputs = program.run(state, arguments, autocast, verify=self.verify)
         return self._shaped(outputs, sum(own for _, own in program.emitted))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PlannedBlocks:
         """Return the same for copies of the blocks, without plans."""
-        return PlannedBlocks(self._names, copy.deepcopy(list(self._blocks), memo), self.settings, emits=self.emits)
+        blocks = copy.deepcopy(list(self._blocks), memo)
+        return PlannedBlocks(self._names, blocks, self.settings, emits=self.emits, verify=self.verify)
 
     def _arguments(self, state: tuple[Any, ...], extras: Iterable[Any] | None, keywords: dict[str, Any]) -> Arguments:
         for number, tensor in enumerate(state):

@@ -27,7 +27,7 @@ _LEAST_LAYERS = 2
 _MARK = "_lowtide_chained"
 
 
-def chain_layers(model: nn.Module, settings: Settings, names: Sequence[str]) -> list[str]:
+def chain_layers(model: nn.Module, settings: Settings, names: Sequence[str], *, verify: bool = False) -> list[str]:
     """Chain the layers of `model` that `names` name, or those it finds, in place; return their names."""
     if getattr(model, _MARK, None):
         raise InvalidModelError("The layers of this model are chained already; call lowtide.unwrap(model) first.")
@@ -47,9 +47,9 @@ def chain_layers(model: nn.Module, settings: Settings, names: Sequence[str]) -> 
         parent = model.get_submodule(name.rpartition(".")[0])
         made: nn.Module
         if type(container) is nn.Sequential:
-            made = Chain(list(container._modules), list(container._modules.values()), settings)
+            made = Chain(list(container._modules), list(container._modules.values()), settings, verify=verify)
         else:
-            made = ChainedLayers(container, settings, name)
+            made = ChainedLayers(container, settings, name, verify=verify)
             made.watch(model)
         made.train(container.training)
         parent._modules[name.rpartition(".")[2]] = made
@@ -111,11 +111,11 @@ def _container(model: nn.Module, name: str) -> tuple[str, nn.Module]:
 class ChainedLayers(nn.ModuleList):
     """A list of layers that runs as a chain while its model is called in training."""
 
-    def __init__(self, layers: nn.Module, settings: Settings, name: str) -> None:
+    def __init__(self, layers: nn.Module, settings: Settings, name: str, *, verify: bool = False) -> None:
         super().__init__(layers._modules.values())
         names = [f"{name}.{number}" for number in layers._modules]
         self.__dict__["_adapters"] = [_Layer(layer) for layer in layers._modules.values()]
-        self.__dict__["_planned"] = PlannedBlocks(names, self._adapters, settings)
+        self.__dict__["_planned"] = PlannedBlocks(names, self._adapters, settings, verify=verify)
         self._active = 0
         self._calls: list[_Call] = []
         self._places: tuple[torch.device, ...] = ()

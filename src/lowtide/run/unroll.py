@@ -31,6 +31,7 @@ class Unrolled(nn.Module):
         chunk: int | None,
         output: Output,
         batch_first: bool,
+        verify: bool = False,
     ) -> None:
         super().__init__()
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
@@ -41,7 +42,7 @@ class Unrolled(nn.Module):
         # The cells are a part of this module under one name only.
         self.__dict__["_time"] = time
         self.step = time.step
-        self._settings, self._chunk, self._batch_first = settings, chunk, batch_first
+        self._settings, self._chunk, self._batch_first, self._verify = settings, chunk, batch_first, verify
         self._chains: dict[int, PlannedBlocks] = {}
 
     @property
@@ -66,7 +67,7 @@ class Unrolled(nn.Module):
         if len(parts) not in self._chains:
             names = [f"steps {k * chunk}-{min((k + 1) * chunk, steps) - 1}" for k in range(len(parts))]
             self._chains[len(parts)] = PlannedBlocks(
-                names, [self._time] * len(parts), self._settings, emits=self._time.emits
+                names, [self._time] * len(parts), self._settings, emits=self._time.emits, verify=self._verify
             )
         begun = self._time.initial(sequence) if state is None else self._time.flat(state)
         found = self._chains[len(parts)](begun, parts, {}, training=self.training)
