@@ -14,6 +14,7 @@ train as it could be built here is recorded as not built and does not count.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -38,7 +39,8 @@ from referee_page import is_good, page, verdict
 
 SHARE = 0.6
 STEPS = 3
-TRIES = 4
+TRIES = 2
+PLAN_SECONDS = 4.0
 SEED = 7
 MEMORY = 8 * 2**30
 
@@ -50,6 +52,7 @@ class Record:
     values: dict[str, Any] = field(default_factory=dict)
     first_seconds: float = 0.0
     peak_bytes: int = 0
+    graphs: int = 0
 
     def difference(self, other: Record) -> tuple[str, float] | None:
         """Return the name of the first value that differs, and by how much of the largest entry; None if equal."""
@@ -82,8 +85,10 @@ def _bits(value: Any) -> Any:
 
 
 def train(model: Any, call: Callable[..., Any], subject: Any, *, measured: bool = False) -> Record:
-    """Return the record of three training steps; `measured` takes the peak of the second."""
+    """Return the record of three training steps; of a wrapped model, `measured` takes the peak of the second."""
     import torch
+
+    import lowtide
 
     record = Record()
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
@@ -94,6 +99,7 @@ def train(model: Any, call: Callable[..., Any], subject: Any, *, measured: bool 
         start = time.perf_counter()
         loss, peak = step(call, subject, number, measured=measured and number == 1)
         record.first_seconds = record.first_seconds or time.perf_counter() - start
+        record.graphs = record.graphs or len(lowtide.plans(model)) if measured else 0
         record.peak_bytes = max(record.peak_bytes, peak)
         record.values[f"loss {number}"] = loss
         for name, parameter in model.named_parameters():
@@ -153,6 +159,14 @@ def compare(subject: Any, planner: str, report: Callable[[Row], None]) -> None:
         report(_explained(subject, eager, record))
 
 
+def planner_of(name: str) -> Any:
+    """Return the planner; the default one within some seconds, for how good a plan is, is judged elsewhere."""
+    from lowtide.plan.registry import get
+
+    planner = get(name)
+    return dataclasses.replace(planner, time_limit=PLAN_SECONDS) if hasattr(planner, "time_limit") else planner
+
+
 def wrapped_record(subject: Any, budget: int, planner: str, report: Callable[[Row], None]) -> Record | None:
     """Return the record of wrapped training, at the least budget if need be, or None if it has raised.
 
@@ -190,13 +204,14 @@ def _wrapped(subject: Any, budget: int, planner: str, report: Callable[[Row], No
     torch._dynamo.reset()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = lowtide.wrap(subject.model(), budget=budget, planner=planner)
+        model = lowtide.wrap(subject.model(), budget=budget, planner=planner_of(planner))
         record = train(model, model, subject, measured=True)
     plans = lowtide.plans(model)
     told = [str(each.message).splitlines()[0] for each in caught if issubclass(each.category, LowtideWarning)]
     report(
         {
-            "graphs": len(plans),
+            "graphs": record.graphs,
+            "plans": len(plans),
             "predicted_bytes": max((plan.peak_bytes for plan in plans), default=None),
             "measured_bytes": record.peak_bytes,
             "first_seconds": record.first_seconds,
@@ -245,7 +260,7 @@ def child(package: str, name: str, planner: str, errors: str, pipe: Connection) 
         return
     pipe.send({"stage": "built", "model": subject.title, "build_seconds": time.perf_counter() - start})
     compare(subject, planner, pipe.send)
-    pipe.send({"stage": "done"})
+    pipe.send({"stage": "done", "cpu_seconds": round(time.process_time(), 1)})
 
 
 def collect(context: Any, package: str, name: str, planner: str, seconds: float) -> Row:

@@ -276,22 +276,37 @@ def _guess(name: str) -> tuple[bool, int]:
 
 def _timm_options(name: str, side: int) -> Iterator[dict[str, Any]]:
     """Yield the options to try; an option that a model does not take makes it raise."""
-    fits = "img_size" in _accepted(name)
+    accepted = _accepted(name)
+    size = {"img_size": side} if "img_size" in accepted else {}
     drops = {"drop_rate": 0.1, "drop_path_rate": 0.1}
     for drop in (drops, {"drop_rate": 0.1}, {}):
-        if fits:
-            yield {**drop, "img_size": side}
-        yield dict(drop)
+        for shallow in _shallow(accepted):
+            yield {**drop, **size, **shallow}
+            if size:
+                yield {**drop, **shallow}
 
 
-def _accepted(name: str) -> set[str]:
+def _shallow(accepted: dict[str, inspect.Parameter]) -> Iterator[dict[str, Any]]:
+    """Yield options that leave one or two layers of each kind, then none."""
+    for name in ("depth", "depths", "layers", "num_blocks", "blocks"):
+        if name in accepted:
+            default = accepted[name].default
+            yield {
+                name: 2
+                if isinstance(default, int)
+                else (1,) * (len(default) if isinstance(default, tuple | list) else 4)
+            }
+    yield {}
+
+
+def _accepted(name: str) -> dict[str, inspect.Parameter]:
     """Return the options of the class that a timm model is made of."""
     with torch.device("meta"):
         try:
             cls = type(timm.create_model(name, num_classes=10))
-        except Exception:
-            return {"img_size"}
-    return set(inspect.signature(cls.__init__).parameters)
+        except Exception:  # some build tables from real numbers, which `meta` does not have
+            return {}
+    return dict(inspect.signature(cls.__init__).parameters)
 
 
 class Classifier(nn.Module):
@@ -310,6 +325,11 @@ def _timm_subject(name: str, side: int, options: dict[str, Any]) -> Subject:
     def new() -> nn.Module:
         return Classifier(timm.create_model(name, pretrained=False, num_classes=10, **options))
 
+    batch = 8 if _count(new) < 1_000_000 else 16
     with seeded(1):
-        args = torch.randn(8, 3, side, side), torch.randint(10, (8,))
-    return Subject(f"{name} at {side}, {', '.join(options)}", new, args)
+        args = torch.randn(batch, 3, side, side), torch.randint(10, (batch,))
+    return Subject(f"{name}({', '.join(f'{key}={value}' for key, value in options.items())}) at {side}", new, args)
+
+
+def _count(new: Callable[[], nn.Module]) -> int:
+    return sum(parameter.numel() for parameter in new().parameters())
