@@ -20,9 +20,16 @@ from lowtide.pytorch.names import NAMES, PrivateName
 from private_names import Uses, is_private, sources, uses_by_file
 
 ROOT = Path(__file__).parents[1]
-# Their names say by themselves what they are: the attributes of their objects are listed under them.
-CLASSES = ("torch.Tensor", "torch.UntypedStorage", "torch.nn.Module", "torch.autograd.graph.Node")
-ATTRIBUTES_OF = (*CLASSES, "torch._ops.OpOverload", "torch._functorch._aot_autograd.utils.make_boxed_func")
+# The attributes of their objects are listed under them.
+ATTRIBUTES_OF = (
+    "torch.Tensor",
+    "torch.UntypedStorage",
+    "torch.nn.Module",
+    "torch.nn.utils.prune.BasePruningMethod",
+    "torch.autograd.graph.Node",
+    "torch._ops.OpOverload",
+    "torch._functorch._aot_autograd.utils.make_boxed_func",
+)
 
 
 def attribute(name: PrivateName) -> str | None:

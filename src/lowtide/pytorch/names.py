@@ -43,6 +43,7 @@ NAMES: tuple[PrivateName, ...] = (
         ("_DisableAutocast", "costs/analytic.py", "works out results in the types of the graph"),
         ("DisableTorchFunction", "run/fakes.py", "makes fake tensors inside a copy"),
         ("TensorBase.clone", "run/fakes.py", "recognises the copy of a tensor"),
+        ("_functorch.peek_interpreter_stack", "run/chain_guard.py", "sees torch.func around a call"),
         ("_will_engine_execute_node", "lower/accumulate.py", "asks where a gradient goes"),
         ("_autograd._get_current_graph_task_keep_graph", "lower/chain.py", "asks whether the graph is retained"),
         ("_autograd._profiler_enabled", "pytorch/profiler.py capture/chain.py", "sees a profiler of the user's"),
@@ -63,11 +64,18 @@ NAMES: tuple[PrivateName, ...] = (
     *_under(
         "torch.utils",
         ("_python_dispatch._disable_current_modes", "capture/shapes.py run/backend.py", "computes on real tensors"),
+        ("_python_dispatch.is_traceable_wrapper_subclass", "run/chain_guard.py", "sees tensors made of tensors"),
         ("_pytree.tree_flatten", "blocks/position.py run/layers.py", "takes nested arguments apart"),
         ("_pytree.tree_unflatten", "blocks/position.py run/layers.py", "puts nested arguments together"),
         ("_pytree.tree_leaves", "run/wrapped.py run/outputs.py blocks/position.py", "finds tensors in arguments"),
         ("_pytree.tree_map_only", "run/verify.py", "copies tensors in arguments"),
     ),
+    *_under(
+        "torch.nn.utils",
+        ("parametrize._cache_enabled", "run/chain_guard.py", "sees parametrizations that are cached"),
+        ("prune.BasePruningMethod._tensor_name", "blocks/derived.py", "which parameter is pruned"),
+    ),
+    *_under("torch.autograd.forward_ad", ("_current_level", "run/chain_guard.py", "sees forward derivatives")),
     *_under(
         "torch.autograd.graph",
         ("_engine_run_backward", "blocks/autograd.py lower/accumulate.py", "runs backward, and sees which one runs"),

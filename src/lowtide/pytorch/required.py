@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
+from inspect import get_annotations
 
 import torch
 
@@ -72,6 +73,8 @@ def _resolve(path: str) -> object:
         return getattr(holder, name)
     if parent in _SAMPLES:
         return getattr(_SAMPLES[parent](), name)
+    if isinstance(holder, type) and name in get_annotations(holder):
+        return get_annotations(holder)[name]
     return import_module(path)
 
 
