@@ -49,10 +49,10 @@ def not_listed(found: dict[str, Uses]) -> set[str]:
 
 
 def uses(name: PrivateName, file: str) -> bool:
-    """Whether `file` uses `name`; public attributes of private objects are looked for in its text."""
+    """Whether `file` uses `name`; what is public in private objects is looked for in its text."""
     last, found = name.path.rpartition(".")[2], used_here()[file]
     if not is_private(last) and name.path not in found.names:
-        return f".{last}" in sources()[file]
+        return re.search(rf"\b{last}\b", sources()[file]) is not None
     return name.path in found.names or attribute(name) in found.attributes
 
 
@@ -203,6 +203,7 @@ def test_an_option_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         "torch.ops.aten._no_such_op",
         "torch._functorch.config.no_such_option",
         "torch.Tensor._no_such_attribute",
+        "torch.autograd.graph._engine_run_backward.no_such_argument",
     ],
 )
 def test_what_does_not_exist_is_missing(path: str) -> None:

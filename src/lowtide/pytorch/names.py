@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PrivateName:
-    """A name that PyTorch may move; attributes of objects stand under their class."""
+    """A name that PyTorch may move; attributes of objects stand under their class, arguments under their function."""
 
     path: str
     files: tuple[str, ...]
@@ -79,6 +79,7 @@ NAMES: tuple[PrivateName, ...] = (
     *_under(
         "torch.autograd.graph",
         ("_engine_run_backward", "blocks/autograd.py lower/accumulate.py", "runs backward, and sees which one runs"),
+        ("_engine_run_backward.t_outputs", "lower/accumulate.py", "sees where the running backward began"),
         ("Node._sequence_nr", "capture/chain_profile.py", "tells older nodes from newer ones"),
     ),
     *_under(

@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
-from inspect import get_annotations
+from inspect import get_annotations, signature
+from types import FunctionType
 
 import torch
 
@@ -73,6 +74,8 @@ def _resolve(path: str) -> object:
         return getattr(holder, name)
     if parent in _SAMPLES:
         return getattr(_SAMPLES[parent](), name)
+    if isinstance(holder, FunctionType) and name in signature(holder).parameters:
+        return signature(holder).parameters[name]
     if isinstance(holder, type) and name in get_annotations(holder):
         return get_annotations(holder)[name]
     return import_module(path)
