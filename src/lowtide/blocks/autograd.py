@@ -118,8 +118,13 @@ def apart(state: Sequence[Tensor], supply: list[Tensor]) -> Iterator[None]:
         base = supply[index]
         return base.as_strided(size, stride, base.storage_offset() + offset)
 
-    with saved_tensors_hooks(pack, unpack):
-        yield
+    # The block may go back through a part of its own graph while it runs.
+    supply[:] = state
+    try:
+        with saved_tensors_hooks(pack, unpack):
+            yield
+    finally:
+        supply.clear()
 
 
 @contextmanager

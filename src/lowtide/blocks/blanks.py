@@ -106,7 +106,11 @@ class Blanks:
 
 def _contents(packed: Tensor | _Blank | None) -> Tensor:
     tensor = packed.tensor if isinstance(packed, _Blank) else packed
-    assert tensor is not None, "blanks are filled before backward"
+    if tensor is None:
+        raise InvalidModelError(
+            "A block of the chain goes back through its own graph while it runs (torch.autograd.grad), but did not "
+            "when it was looked at. It must compute the same in every run."
+        )
     return tensor
 
 

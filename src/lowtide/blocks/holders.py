@@ -16,6 +16,7 @@ import torch
 from lowtide.blocks.names import STANDARD
 
 _MISSING: Any = object()
+_TRAINING = "training"
 # Beyond these, contents are compared by their number only, or not at all.
 MOST_ENTRIES, MOST_BYTES = 10_000, 1 << 20
 
@@ -78,7 +79,7 @@ class Attributes:
         self.thing, self._names = thing, tuple(names)
         self._size = len(thing)
         # Two at least, for one alone would not come in a tuple.
-        self._get = itemgetter("training", "training", *names)
+        self._get = itemgetter(_TRAINING, _TRAINING, *names)
 
     def read(self) -> tuple[Any, ...]:
         """Return their values."""
@@ -94,7 +95,7 @@ class Attributes:
 
     def write(self, content: Any) -> None:
         """Put them back, and take away what was added."""
-        wanted = dict(zip(("training", *self._names), content[1:], strict=True))
+        wanted = dict(zip((_TRAINING, *self._names), content[1:], strict=True))
         for name in [name for name in self.thing if name not in wanted and name not in STANDARD]:
             del self.thing[name]
         for name, value in wanted.items():
@@ -182,6 +183,24 @@ class Members(_Held):
         """Put them back."""
         self.thing.clear()
         self.thing.update(content)
+
+
+class Context(_Held):
+    """A context variable."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """Return its value."""
+        return self.thing.get(_MISSING)
+
+    def same(self, content: Any) -> bool:
+        """Whether it has the same value."""
+        return self.read() is content
+
+    def write(self, content: Any) -> None:
+        """Set it; it cannot be made unset, but that it is None shows."""
+        self.thing.set(None if content is _MISSING else content)
 
 
 class Cell(_Held):

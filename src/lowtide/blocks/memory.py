@@ -8,12 +8,16 @@ version; their contents are not copied.
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import types
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.nn.modules import module as hooks
 
 from lowtide.blocks.derived import derived_names
 from lowtide.blocks.holders import (
@@ -21,6 +25,7 @@ from lowtide.blocks.holders import (
     Attributes,
     Buffers,
     Cell,
+    Context,
     Entries,
     Holder,
     Many,
@@ -42,9 +47,9 @@ from lowtide.blocks.names import (
     slots_of,
 )
 
-_SIMPLE = (int, float, complex, str, bytes, bool, type(None), types.ModuleType, type, types.BuiltinFunctionType)
-# So many things at most are followed from one block.
-_MOST = 20_000
+_SIMPLE = (int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType)
+# So many things at most are followed from one block, and so many steps from one file of code to another.
+_MOST, _FILES = 20_000, 1
 Path = tuple[Any, ...]
 
 
@@ -164,8 +169,13 @@ class _Walk:
         self.opaque: Path | None = None
         self._seen: set[int] = set()
         self._own = {id(root) for root in roots}
+        self._files: dict[int, int] = {}
         # A path is the path before, a key, and how it is written; the empty path is the block.
-        self._stack: list[tuple[Path, Any]] = [((), root) for root in reversed(roots)]
+        self._stack: list[tuple[Path, Any]] = [
+            (((), "hooks of all modules", " "), hooks._global_forward_hooks),
+            (((), "hooks of all modules", " "), hooks._global_forward_pre_hooks),
+            *(((), root) for root in reversed(roots)),
+        ]
         # What is made on the way must not share its identity with something else.
         self._alive: list[Any] = []
         while self._stack and len(self._seen) < _MOST:
@@ -181,6 +191,11 @@ class _Walk:
             self._module(path, thing)
         elif isinstance(thing, types.FunctionType):
             self._function(path, thing)
+        elif isinstance(thing, type):
+            if not issubclass(thing, enum.Enum | BaseException):
+                self._classes(path, thing, functions=issubclass(thing, Function))
+        elif isinstance(thing, ContextVar):
+            self.holders.append(Context(thing))
         elif isinstance(thing, types.MethodType):
             self._own_too(thing, thing.__self__)
             self._stack += [(path, thing.__self__), (path, thing.__func__)]
@@ -224,6 +239,10 @@ class _Walk:
 
     def _module(self, path: Path, module: nn.Module) -> None:
         own, derived = vars(module), derived_names(module)
+        if not isinstance(module._parameters, dict) or "training" not in own:
+            # Compiled and scripted modules look like modules but keep things elsewhere.
+            self._unusual(path, module)
+            return
         self.holders.append(Attributes(own, [name for name in own if name not in STANDARD]))
         for name, value in own.items():
             if name in STANDARD:
@@ -242,6 +261,11 @@ class _Walk:
         self.empty += [] if module._modules else [module._modules]
         self._classes(path, type(module))
 
+    def _unusual(self, path: Path, module: nn.Module) -> None:
+        own = {id(child): ((path, name, "."), child) for name, child in module.named_children()}
+        self._own.update(own)
+        self._stack += own.values()
+
     def _standard(self, path: Path, value: Any) -> None:
         """Follow one of the dictionaries of hooks that every module has."""
         if isinstance(value, dict | set) and path[1] not in ("_parameters", "_buffers", "_modules"):
@@ -256,26 +280,30 @@ class _Walk:
         if slots := slots_of(type(thing)):
             self.holders.append(Named(thing, slots))
             self._stack += [((path, name, "."), getattr(thing, name, None)) for name in slots]
-        self._classes(path, type(thing))
+        self._classes(path, type(thing), functions=id(thing) in self._own)
 
-    def _classes(self, path: Path, kind: type) -> None:
+    def _classes(self, path: Path, kind: type, *, functions: bool = True) -> None:
         for each in own_classes(kind):
-            if id(each) not in self._seen:
+            if each is kind or id(each) not in self._seen:
                 self._seen.add(id(each))
                 names = data_names(each)
                 if names:
                     self.holders.append(Named(each, names))
                     self._stack += [((path, name, "."), vars(each)[name]) for name in names]
-        self._stack += [(path, function) for function in functions_of(kind)]
+        for function in functions_of(kind) if functions else ():
+            self._files.setdefault(id(function), 0)
+            self._stack.append((path, function))
 
     def _function(self, path: Path, function: types.FunctionType) -> None:
         variables = function.__code__.co_freevars
+        files = self._files.setdefault(id(function), 0 if id(function) in self._own else _FILES)
         for name, cell in zip(variables, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen.add(id(cell))
                 self.holders.append(Cell(cell))
                 contents = Cell(cell).read()
                 self._own_too(function, *contents)
+                self._files.update((id(value), files) for value in contents if isinstance(value, types.FunctionType))
                 self._stack += [((path, name, " "), value) for value in contents]
         if is_tool(function):
             return
@@ -283,7 +311,14 @@ class _Walk:
         around = function.__globals__
         if sets:
             self.holders.append(Named(around, sorted(sets)))
-        self._stack += [((path, name, " "), around[name]) for name in read if name in around]
+        for name in read:
+            value = around.get(name)
+            if isinstance(value, type | types.FunctionType):
+                far = files + (value.__module__ != function.__module__)
+                if far > _FILES:
+                    continue
+                self._files.setdefault(id(value), far)
+            self._stack.append(((path, name, " "), value))
         if function.__dict__:
             self._attributes(path, function.__dict__)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
 from lowtide.blocks import refused
@@ -180,7 +180,7 @@ class Position:
         It runs as if something were: PyTorch takes other kernels without gradients (for LSTMs, and for attention with
         a learned bias), which give other bits.
         """
-        with torch.enable_grad(), saved_tensors_hooks(_leave_out, _leave_out):
+        with torch.enable_grad():
             entered, _, aliases = self.enter(state, arguments)
             results = self._checked(self.call(entered, arguments, aliases))
         return tuple(tensor.detach() for tensor in results)
@@ -327,11 +327,6 @@ class Position:
         """Return which tensors its other buffers are and how often they were changed."""
         found = (module._buffers[name] for module, name in self.constant)
         return [(id(tensor), tensor._version) for tensor in found]
-
-
-def _leave_out(saved: Any) -> None:
-    """Keep nothing of what autograd saves."""
-    del saved
 
 
 def _is_alike(keywords: Any, given: Any, places: Sequence[tuple[int, int]]) -> bool:

@@ -6,7 +6,7 @@ backward is more than what is there before and after. Which of its inputs and re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +18,11 @@ from lowtide import device as devices
 from lowtide.blocks.autograd import hooks_off
 from lowtide.blocks.position import Arguments, Position
 from lowtide.blocks.quiet import Owner, cloned
-from lowtide.blocks.spec import State, aliases_of, is_usual, kind_of, specs_of, storage_bytes, storage_key
+from lowtide.blocks.spec import State, aliases_of, specs_of, storage_bytes, storage_key
 from lowtide.capture.chain_clock import ENOUGH_SECONDS, FEW_RUNS, MANY_RUNS, least, seconds_of
 from lowtide.capture.chain_stop import measure_stop
-from lowtide.capture.chain_traces import Left, Traces, without_traces
-from lowtide.errors import InvalidModelError, LowtideError
+from lowtide.capture.chain_traces import Left, Traces, check_results, explained, without_traces
+from lowtide.errors import InvalidModelError
 from lowtide.measure import run_phases
 
 OUTSIDE = -2
@@ -127,8 +127,8 @@ def _probe(traces: Traces, state: State, arguments: Arguments, before: str) -> t
     with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
         marker = (torch.zeros(1, requires_grad=True) * 1).grad_fn
         entered, _, aliases = position.enter(trial, arguments)
-        results = _explained(lambda: position.call(entered, arguments, aliases), position, state, before)
-    _check_results(position, results)
+        results = explained(lambda: position.call(entered, arguments, aliases), position, state, before)
+    check_results(position, results)
     if [tensor._version for tensor in trial] != versions:
         raise InPlaceError
     if [tensor._version for tensor in others] != other_versions:
@@ -166,27 +166,6 @@ def _probe(traces: Traces, state: State, arguments: Arguments, before: str) -> t
         rewinds=left.remembers,
     )
     return figures, complete
-
-
-def _explained(run: Callable[[], State], position: Position, state: State, before: str) -> State:
-    """Return `run()`; what it raises gets a note that names the block and what it was given."""
-    try:
-        return run()
-    except LowtideError:
-        raise
-    except Exception as error:
-        shapes = ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in state)
-        error.add_note(f"{position.unit.labels[-1]} was given {before}, {shapes}.")
-        raise
-
-
-def _check_results(position: Position, results: State) -> None:
-    unusual = next((tensor for tensor in results if not is_usual(tensor)), None)
-    if unusual is not None:
-        raise InvalidModelError(
-            f"{position.unit.labels[-1]} returned {kind_of(unusual)}; a block of a chain returns dense tensors of the "
-            "class torch.Tensor. Convert it: tensor.as_subclass(torch.Tensor), or tensor.to_dense()."
-        )
 
 
 def _tensors_in(position: Position, arguments: Arguments) -> list[Tensor]:

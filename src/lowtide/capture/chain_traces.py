@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +25,9 @@ from lowtide.blocks.quiet import (
     put_random,
     take_random,
 )
-from lowtide.blocks.spec import State, storage_bytes, storage_key
+from lowtide.blocks.spec import State, is_usual, kind_of, storage_bytes, storage_key
 from lowtide.blocks.streams import States, put_streams, take_streams
+from lowtide.errors import InvalidModelError, LowtideError
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,16 @@ class Left:
     stored_bytes: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A tensor that must not change, with its name, a copy of it and whether it needs a gradient."""
+
+    name: str
+    tensor: Tensor
+    copy: Tensor
+    needs_gradient: bool
+
+
 @dataclass
 class Traces:
     """All that a unit could change, as it was before it ran.
@@ -74,7 +85,7 @@ class Traces:
     random: RandomStates
     streams: States
 
-    def kept(self) -> list[tuple[str, Tensor, Tensor]]:
+    def kept(self) -> list[Kept]:
         """Return copies of the tensors that it must not change, with their names."""
         contents = self.position.unit.contents
         known = {id(tensor): name for module in contents.modules for name, tensor in module._parameters.items()}
@@ -82,9 +93,12 @@ class Traces:
         tensors |= {key: tensor for key, (_, tensor) in self.before.tensors.items()}
         dense = [tensor for tensor in tensors.values() if tensor.layout is torch.strided]
         copies = cloned(dense)
-        return [(known.get(id(one), ""), one, other) for one, other in zip(dense, copies, strict=True)]
+        return [
+            Kept(known.get(id(one), "a tensor"), one, other, one.requires_grad)
+            for one, other in zip(dense, copies, strict=True)
+        ]
 
-    def left(self, kept: Sequence[tuple[str, Tensor, Tensor]], state: State, results: State) -> Left:
+    def left(self, kept: Sequence[Kept], state: State, results: State) -> Left:
         """Return what a first run has left, and take it away; raise if it could not be repeated."""
         label = self.position.unit.labels[-1]
         after = self.memory.present()
@@ -136,13 +150,16 @@ def without_traces(position: Position, state: State, arguments: Arguments) -> It
         put_random(places, traces.random)
 
 
-def _put_back(label: str, kept: Sequence[tuple[str, Tensor, Tensor]]) -> Any:
+def _put_back(label: str, kept: Sequence[Kept]) -> Any:
     """Put contents back that were changed; return the error about the first."""
     error = None
-    for name, tensor, copy in kept:
-        if not _same_bits(tensor.detach(), copy):
-            tensor.data.copy_(copy)
-            error = error or refused.parameter(label, name or "a tensor")
+    for each in kept:
+        if not _same_bits(each.tensor.detach(), each.copy):
+            each.tensor.data.copy_(each.copy)
+            error = error or refused.parameter(label, each.name)
+        if each.tensor.is_leaf and each.tensor.requires_grad != each.needs_gradient:
+            each.tensor.requires_grad_(each.needs_gradient)
+            error = error or refused.parameter(label, each.name)
     return error
 
 
@@ -154,3 +171,31 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def explained(run: Callable[[], State], position: Position, state: State, before: str) -> State:
+    """Return `run()`; what it raises gets a note that says which block it is and what it was given."""
+    try:
+        return run()
+    except LowtideError:
+        raise
+    except Exception as error:
+        if "saved tensor hooks" in str(error):
+            raise InvalidModelError(
+                f"{position.unit.labels[-1]} uses a transform of torch.func (grad, vjp, jacrev, hessian) while it "
+                "runs, inside of which PyTorch does not say what is kept for backward. Use torch.autograd.grad there, "
+                "or leave the block out of the chain."
+            ) from error
+        shapes = ", ".join(f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in state)
+        error.add_note(f"{position.unit.labels[-1]} was given {before}, {shapes}.")
+        raise
+
+
+def check_results(position: Position, results: State) -> None:
+    """Raise if results are not dense tensors of PyTorch's own class."""
+    unusual = next((tensor for tensor in results if not is_usual(tensor)), None)
+    if unusual is not None:
+        raise InvalidModelError(
+            f"{position.unit.labels[-1]} returned {kind_of(unusual)}; a block of a chain returns dense tensors of the "
+            "class torch.Tensor. Convert it: tensor.as_subclass(torch.Tensor), or tensor.to_dense()."
+        )

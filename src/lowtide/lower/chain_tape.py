@@ -142,6 +142,8 @@ class Tape:
             yield
         finally:
             memory.put(now)
+            if self.positions[place].stores:
+                memory.forget()
             if streams is not None:
                 put_streams(present)
 

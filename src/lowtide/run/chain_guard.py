@@ -45,6 +45,11 @@ def check_call(state: Sequence[Tensor], leaves: Sequence[Tensor], modules: Itera
 def check_modules(modules: Iterable[nn.Module], loose: Iterable[Tensor]) -> None:
     """Raise if a module has tensors that cannot be looked at: without a shape, or of a class of their own."""
     for module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidModelError(
+                f"The chain has a {module.original_name} of TorchScript, which changes its code, and with it the last "
+                "bits of its results, in its first few runs. Use the plain module."
+            )
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 _check_tensor(f"{type(module).__name__}.{name}", tensor)
