@@ -284,7 +284,7 @@ def collect(context: Any, package: str, name: str, planner: str, seconds: float)
         if row.pop("stage") != "done":
             late = row["seconds"] >= seconds
             ended = f"no end after {seconds:.0f} s" if late else f"exit code {process.exitcode}: {errors.read()[-300:]}"
-            row["foreign" if "eager_bytes" in row else "not_built"] = ended
+            row[("late" if late else "foreign") if "eager_bytes" in row else "not_built"] = ended
     return row
 
 

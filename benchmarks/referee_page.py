@@ -21,16 +21,17 @@ ABOVE = "above the budget"
 ABOVE_WARNED = "above the budget, several graphs, with a warning (Limits)"
 UNPLANNED = "trained without a plan"
 OURS = "an error of ours"
+LATE = "no end in the time given"
 FOREIGN = "a foreign error"
-OUTCOMES = (EXACT, EAGER, LIMIT, ABOVE_WARNED, OURS, UNPLANNED, ABOVE, SILENT, FOREIGN)
+OUTCOMES = (EXACT, EAGER, LIMIT, ABOVE_WARNED, OURS, LATE, UNPLANNED, ABOVE, SILENT, FOREIGN)
 
 
 def outcome(row: Row) -> str:
     """Return which of `OUTCOMES` a row is, the worst if there are several."""
     if "foreign" in row:
         return FOREIGN
-    if "error" in row:
-        return OURS
+    if "error" in row or "late" in row:
+        return OURS if "error" in row else LATE
     if row["bits"] != "exact" and not row["eager_differs"] and not _is_limit(row):
         return SILENT
     if row["measured_bytes"] > row["budget_bytes"]:
@@ -68,7 +69,7 @@ def _bits(row: Row) -> str:
 
 
 def _note(row: Row) -> str:
-    said = row.get("foreign") or row.get("error") or "; ".join(row.get("warnings", ())) or "-"
+    said = row.get("foreign") or row.get("error") or row.get("late") or "; ".join(row.get("warnings", ())) or "-"
     if row.get("least_tries", 1) > 1:
         said = f"the least budget named was too small {row['least_tries'] - 1} times; {said}"
     return " ".join(said.split()).replace("|", "/")
