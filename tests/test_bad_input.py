@@ -148,7 +148,7 @@ def test_arguments_of_plan_are_a_sequence(args: Any) -> None:
 
 def test_a_model_that_fails_by_itself_says_where() -> None:
     model = lowtide.wrap(net(), budget="50%", costs="analytic")
-    with pytest.raises(errors.CaptureError, match="reduction dim"):
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
         model(torch.ones(6, 5))
     assert_trains_plainly(lowtide.unwrap(model))
 

@@ -77,7 +77,7 @@ def unwrap(model: Model) -> Model:
     from torch import nn
 
     from lowtide.run.layers import unchain_layers
-    from lowtide.run.wrapped import wrapped_of
+    from lowtide.run.wrapped import unwrap_module, wrapped_of
 
     if isinstance(model, nn.Module):
         unchain_layers(model)
@@ -85,8 +85,7 @@ def unwrap(model: Model) -> Model:
     if wrapped is None:
         return model
     if isinstance(model, nn.Module):
-        model._compiled_call_impl = None
-        return model
+        return unwrap_module(model)
     return wrapped.plain  # type: ignore[return-value]
 
 

@@ -6,7 +6,11 @@ fact with its values, what is allowed, and what to do.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any
+
+_NOT_THE_USERS = ("lowtide.", "torch.", "contextlib", "concurrent.", "threading")
 
 
 class LowtideError(Exception):
@@ -95,3 +99,11 @@ class UnsupportedTorchError(LowtideError, ImportError):
 
 class LowtideWarning(UserWarning):
     """Something the user should know; training goes on."""
+
+
+def warn(message: str) -> None:
+    """Give a `LowtideWarning` at the line of the user's that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, LowtideWarning, stacklevel=level)

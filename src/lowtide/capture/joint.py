@@ -17,13 +17,13 @@ from lowtide.capture.copies import drop_copies
 from lowtide.capture.normalise import normalise
 from lowtide.capture.overwrite import find_tails
 from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_tangent, output_node
+from lowtide.capture.refuse import refuse_unplannable, source_line
 from lowtide.capture.shapes import hollow_out, is_hollow
 from lowtide.capture.split import split_convolutions
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
 from lowtide.pytorch.compiler import InputMutationAOTOutput
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _ROOT = re.compile(r"^[LG]\['\w+'\](?:\.__closure__\[\d+\]\.cell_contents|\.__self__)*\.?")
 _ITEM = re.compile(r"\.?(?:__dict__\['_modules'\]|_modules)\['(?P<name>[^']+)'\]")
 
@@ -48,7 +48,7 @@ def make_program(
         parameters: Positions of the inputs that live as long as the model.
         like: A program of the same forward graph, whose forward ops and values this one shall have.
     """
-    _refuse_symbols(module)
+    refuse_unplannable(module)
     normalise(module)
     drop_copies(module)
     split_convolutions(module)
@@ -165,7 +165,7 @@ class _Folder:
                 inputs=tuple(inputs),
                 outputs=outputs,
                 module=_module_path(node),
-                source=_source_line(node),
+                source=source_line(node),
                 pinned=pins.why_pinned(node, changed),
                 random=random,
                 replay_bytes=devices.rng_state_bytes(self.device) if random else 0,
@@ -335,25 +335,7 @@ def _has_tokens(module: fx.GraphModule) -> bool:
     return any("Token" in type(n.meta.get("desc")).__name__ for n in module.graph.find_nodes(op="placeholder"))
 
 
-def _refuse_symbols(module: fx.GraphModule) -> None:
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        symbolic = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) or (
-            isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
-        )
-        if symbolic:
-            raise CaptureError(
-                f"The shape of {node.name!r} is symbolic, and a byte budget needs sizes that are numbers. Compile with "
-                "dynamic=False, and keep data-dependent shapes (nonzero, item, boolean masks) out of the planned model."
-            )
-
-
 def _module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return _ITEM.sub(r".\g<name>", _ROOT.sub("", path)).lstrip(".")
-
-
-def _source_line(node: fx.Node) -> str:
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.capture.faithful import faithful_tracing
 from lowtide.capture.joint import make_program
 from lowtide.capture.program import Program
 from lowtide.capture.silence import idle_tangents, silence
-from lowtide.errors import CaptureError, InvalidInputError, LowtideError, LowtideWarning, UnsupportedBackwardError
+from lowtide.errors import CaptureError, InvalidInputError, LowtideError, UnsupportedBackwardError, warn
 from lowtide.graph.ir import Graph, ValueId
 from lowtide.lower.execute import boxed, boxed_backward, boxed_forward, with_variants
 from lowtide.lower.rewrite import lower, lower_backward, repeated_ops, saved_values
 from lowtide.pytorch.compiler import aot_autograd, functorch_config
+from lowtide.run.noise import quiet_warnings
+from lowtide.run.places import user_line
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
 from lowtide.schedule.expand import expand
@@ -85,13 +88,35 @@ def make_backend(session: Session, *, run: bool = True, losses_only: bool = True
             partition_fn=partition,
         )
         # Eager runs backward without autocast unless the caller switches it on there.
-        with faithful_tracing(), functorch_config.patch(backward_pass_autocast="off"):
+        with faithful_tracing(), functorch_config.patch(backward_pass_autocast="off"), quiet_warnings():
             try:
                 return compile_graph(module, example_inputs)  # type: ignore[no-any-return]
             except PlannedWithoutRunning:
                 return module.forward
+            except DynamicOutputShapeException as error:
+                # The compiler leaves this graph alone and goes on with what the model calls.
+                session.trouble = _size_from_data(error, module)
+                raise
 
     return backend
+
+
+def _size_from_data(error: DynamicOutputShapeException, module: fx.GraphModule) -> CaptureError:
+    """Return the error for an op whose result has a size that depends on data."""
+    writes = [node for node in module.graph.nodes if node.target in (operator.setitem, operator.getitem)]
+    masked = [node for node in writes if _is_mask(node.args[1])]
+    place = user_line(str(masked[0].meta.get("stack_trace"))) if masked else None
+    return CaptureError(
+        f"The size of a result of {error.func} depends on data, and a byte budget needs sizes that are numbers"
+        f"{f': a mask selects elements at {place}' if place else ''}. Use torch.where(mask, value, x), or x * mask, in "
+        "the place of x[mask] = value and x[mask]; or wrap the parts of the model before and behind it."
+    )
+
+
+def _is_mask(index: Any) -> bool:
+    items = index if isinstance(index, tuple | list) else (index,)
+    fakes = [item.meta.get("example_value") for item in items if isinstance(item, fx.Node)]
+    return any(isinstance(fake, torch.Tensor) and fake.dtype in (torch.bool, torch.uint8) for fake in fakes)
 
 
 @dataclass(frozen=True)
@@ -107,11 +132,9 @@ def plan_and_lower(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Return the forward and backward graphs that run the joint graph as `session` plans it."""
     if any(node.meta.get("recompute") is not None for node in joint.graph.nodes):
-        warnings.warn(
+        warn(
             "The model checkpoints parts of itself (torch.utils.checkpoint). The budget decides instead: lowtide plans "
-            "the whole graph as if it did not.",
-            LowtideWarning,
-            stacklevel=2,
+            "the whole graph as if it did not."
         )
     full = _program(joint, shape)
     idle = idle_tangents(joint) if losses_only else frozenset()

@@ -13,11 +13,13 @@ from torch.utils import _pytree as pytree
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.plan.result import Plan
 from lowtide.run.backend import check_devices, make_backend
+from lowtide.run.diagnose import failed_here
+from lowtide.run.entry import Entry
 from lowtide.run.fakes import fake_copies
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
-from lowtide.run.translate import own_error
-from lowtide.run.wrapped import compiled, wrapped_of
+from lowtide.run.translate import lowtide_cause
+from lowtide.run.wrapped import wrapped_of
 
 
 def rehearse(model: Callable[..., Any], args: Any, kwargs: Any, settings: Settings) -> list[Plan]:
@@ -49,9 +51,9 @@ def _call_on_fakes(model: Callable[..., Any], args: Any, kwargs: Any, session: S
         twin, args, kwargs = fake_copies(_without_wrapping(model), args, kwargs, mode)
         plain = twin._call_impl if isinstance(twin, nn.Module) else twin
         with mode:
-            compiled(plain, make_backend(session, run=False))(*args, **kwargs)
+            Entry(plain, make_backend(session, run=False))(*args, **kwargs)
     except Exception as error:
-        own = own_error(error)
+        own = lowtide_cause(error) or failed_here(error)
         raise own from own.__cause__
 
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
 
 from lowtide import device as devices
 from lowtide.capture.program import Program
 from lowtide.costs import resolve_costs
-from lowtide.errors import InfeasibleBudgetError, LowtideWarning, PlanFileError
-from lowtide.graph.costs import Costs
+from lowtide.errors import InfeasibleBudgetError, LowtideError, PlanFileError, warn
+from lowtide.plan.infeasible import AskedBudget, infeasible
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.pytorch.compiler import counters
 from lowtide.run.plans_on_disk import solve_once
 from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings
-from lowtide.units import format_bytes
 
 
 class Session:
@@ -26,27 +28,31 @@ class Session:
         self.plans: list[Plan] = []
         self.num_compiled = 0
         self.ran = False
+        self.trouble: LowtideError | None = None
         self._calls_plans: list[Plan] = []
+        self._whole_bytes = 0
         self._breaks = 0
 
     def begin_call(self) -> None:
         """Note that a call of the model begins: graphs handed over from now on run one after the other."""
         self._calls_plans = []
         self.ran = False
+        self.trouble = None
         self._breaks = num_graph_breaks()
 
     def end_call(self) -> None:
-        """Tell the user if parts of this call are planned by themselves or not at all."""
+        """Fix what percentages are of, and tell the user if parts of this call are planned by themselves or not."""
+        self._whole_bytes = self._whole_bytes or unplanned_step_bytes(self._calls_plans)
         graphs, breaks = len(self._calls_plans), num_graph_breaks() - self._breaks
         self._calls_plans = []
         if graphs > 1 or breaks:
-            warnings.warn(
-                f"The model was captured as {graphs} graphs because Python code between them cannot be traced "
+            parts = "one graph" if graphs == 1 else f"{graphs} graphs"
+            place = "around it" if graphs == 1 else "between them"
+            warn(
+                f"The model was captured as {parts}, because Python code {place} cannot be traced "
                 "(TORCH_LOGS=graph_breaks shows where). Each graph is planned by itself, with what the earlier ones "
                 "keep taken off its budget, and code outside of them runs unplanned: the peak of the whole step is not "
-                "guaranteed.",
-                LowtideWarning,
-                stacklevel=4,
+                "guaranteed."
             )
 
     def plan(self, program: Program) -> Plan:
@@ -84,29 +90,38 @@ class Session:
     def _new(self, program: Program) -> Plan:
         with ProgressLine() as progress:
             costs = resolve_costs(program, self.settings.costs, progress)
-            problem = Problem(program.graph, costs, self._budget_bytes(program, costs))
-            return solve_once(problem, self.settings.planner, progress)
+            asked = self._asked(Problem(program.graph, costs, 1).baseline.peak_bytes, program.device)
+            # Where earlier graphs hold all of it, the planner still says what would be enough.
+            problem = Problem(program.graph, costs, max(asked.left_bytes, 1))
+            try:
+                return solve_once(problem, self.settings.planner, progress)
+            except InfeasibleBudgetError as error:
+                if error.plan is None:
+                    raise
+                raise infeasible(error.plan, asked) from None
 
-    def _budget_bytes(self, program: Program, costs: Costs) -> int:
-        budget = self.settings.budget
+    def _asked(self, unplanned_bytes: int, device: torch.device) -> AskedBudget:
+        """Return the user's budget in bytes for a graph with this unplanned peak."""
+        budget, held = self.settings.budget, self._held_bytes()
         assert budget is not None
         if budget.is_auto:
-            return devices.free_bytes(program.device)
-        baseline = Problem(program.graph, costs, 1).baseline.peak_bytes
-        if budget.fraction is not None:
-            return max(budget.resolve(baseline), 1)
-        left = budget.resolve(baseline) - self._held_bytes()
-        if left <= 0:
-            raise InfeasibleBudgetError(
-                f"The budget of {budget} is used up by what earlier graphs of this call keep for backward "
-                f"({format_bytes(self._held_bytes())}). Use a larger budget or remove the graph breaks.",
-                budget_bytes=budget.resolve(baseline),
-                least_bytes=self._held_bytes() + baseline,
-            )
-        return left
+            return AskedBudget.of(budget, devices.free_bytes(device))
+        if budget.fraction is None:
+            return AskedBudget.of(budget, budget.resolve(0), held_bytes=held)
+        if not self._whole_bytes:
+            return AskedBudget.of(budget, max(budget.resolve(unplanned_bytes), 1))
+        bytes_asked = max(budget.resolve(self._whole_bytes), 1)
+        return AskedBudget.of(budget, bytes_asked, held_bytes=held, whole_bytes=self._whole_bytes)
 
     def _held_bytes(self) -> int:
         return sum(plan.saved_bytes for plan in self._calls_plans)
+
+
+def unplanned_step_bytes(plans: Sequence[Plan]) -> int:
+    """Return the peak of a step without plans that runs these graphs one after the other, and back."""
+    baselines = [plan.problem.baseline for plan in plans]
+    held = accumulate((each.saved_bytes for each in baselines), initial=0)
+    return max((before + each.peak_bytes for before, each in zip(held, baselines, strict=False)), default=0)
 
 
 def num_graph_breaks() -> int:

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from lowtide.errors import CaptureError, LowtideError
+from lowtide.errors import LowtideError
 from lowtide.pytorch.compiler import BackendCompilerFailed
-
-
-def own_error(error: BaseException) -> LowtideError:
-    """Return the lowtide error inside `error`, or a `CaptureError` with `error` as its cause."""
-    found = lowtide_cause(error)
-    if found is None:
-        found = CaptureError(f"The model could not be captured: {error}")
-        found.__cause__ = error
-    return found
 
 
 def lowtide_cause(error: BaseException) -> LowtideError | None:

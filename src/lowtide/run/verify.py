@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -33,10 +35,17 @@ def verify_call(
         )
 
 
+_SIMPLE = (int, float, complex, str, bytes, bool, type(None))
+
+
 class ModelState:
-    """Buffers and generator states, to be put back."""
+    """Buffers, generator states and simple Python attributes of modules, to be put back."""
 
     def __init__(self, model: nn.Module | None) -> None:
+        modules = [] if model is None else list(model.modules())
+        self.attributes = [(module, _simple_attributes(module)) for module in modules]
+        self.python = random.getstate()
+        self.numpy = np.random.get_state()
         self.buffers = {} if model is None else {name: b.clone() for name, b in model.named_buffers()}
         self.rng = torch.get_rng_state()
         self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -46,15 +55,24 @@ class ModelState:
         with torch.no_grad():
             for name, buffer in model.named_buffers() if model is not None else ():
                 buffer.copy_(self.buffers[name])
+        for module, attributes in self.attributes:
+            if _simple_attributes(module) != attributes:
+                module.__dict__.update(attributes)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
         torch.set_rng_state(self.rng)
         if self.cuda is not None:
             torch.cuda.set_rng_state_all(self.cuda)
 
 
+def _simple_attributes(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, _SIMPLE)}
+
+
 def _run(call: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return everything a training call gives: outputs, gradients for a fixed upstream gradient, buffers, RNG."""
     # Inputs that the model changes must be fresh for each of the two runs.
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _fresh, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     leaves = [leaf for leaf in inputs if leaf.requires_grad]
     parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
@@ -71,7 +89,8 @@ def _run(call: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: A
     return results
 
 
-def _fresh(tensor: torch.Tensor) -> torch.Tensor:
+def fresh(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of an input that the model may change."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 

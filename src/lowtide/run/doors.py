@@ -1,0 +1,114 @@
+"""Other ways into a wrapped model than calling it, none of which may train it without its plan unnoticed.
+
+`model.forward(x)` and a compiler that others run reach `forward` directly. So a wrapped model gets a `forward` of its
+own, as an attribute of the object, that leads to the plan. The part that a container such as DistributedDataParallel
+keeps as `module` gets one that warns.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.errors import warn
+
+between_graphs = torch.compiler.disable(
+    reason="The model is wrapped by lowtide: its training step has a plan of its own and cannot be part of another "
+    "compiled graph. Without fullgraph=True the code around it is compiled and the plan runs in between.",
+)
+
+
+class _Inside:
+    """Whether a planned call is going on: then `forward` is what it ever was."""
+
+    def __init__(self) -> None:
+        # Read while tracing, where it becomes a constant with a guard; so it must not count.
+        self.planned_call = False
+        self._depth = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._depth += 1
+            self.planned_call = True
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._depth -= 1
+            self.planned_call = self._depth > 0
+
+
+inside = _Inside()
+
+
+class Door:
+    """A `forward` that leads elsewhere unless a planned call is going on.
+
+    A copy of the model has its plain `forward`: copying and pickling give a method of the copy.
+    """
+
+    def __init__(self, module: nn.Module, leads_to: Callable[..., Any]) -> None:
+        self.module = module
+        self.plain = module.forward
+        self.leads_to = leads_to
+        self.is_open = True
+        functools.update_wrapper(self, self.plain)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the way through this door returns."""
+        if inside.planned_call or not self.is_open:
+            return self.plain(*args, **kwargs)
+        return self.leads_to(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        """Return a method of the copied module, or a copy of what somebody else had put in its place."""
+        return (getattr, (self.module, "forward")) if self.hides_method else (functools.partial, (self.plain,))
+
+    @property
+    def hides_method(self) -> bool:
+        """Whether the plain `forward` is the method of the module's class."""
+        return isinstance(self.plain, types.MethodType) and self.plain.__func__ is type(self.module).forward
+
+
+def open_doors(model: nn.Module, planned: Callable[..., Any], trains: Callable[[], bool]) -> None:
+    """Let calls of `model.forward` run `planned`, and warn where the part that holds all of it trains by itself."""
+    model.forward = Door(model, planned)
+    part = getattr(model, "module", None)
+    if isinstance(part, nn.Module) and {*map(id, part.parameters())} >= {*map(id, model.parameters())}:
+        part.forward = Door(part, _warning(part, trains))
+
+
+def close_doors(model: nn.Module) -> None:
+    """Give `forward` back where `open_doors` has changed it."""
+    for part in (model, getattr(model, "module", None)):
+        door = part.__dict__.get("forward") if isinstance(part, nn.Module) else None
+        if not isinstance(door, Door):
+            continue
+        # Somebody else's `forward` may lead here.
+        door.is_open = False
+        del part.__dict__["forward"]
+        if not door.hides_method:
+            part.forward = door.plain
+
+
+def _warning(part: nn.Module, trains: Callable[[], bool]) -> Callable[..., Any]:
+    plain, told = part.forward, False
+
+    @between_graphs
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal told
+        if not told and trains() and part.training:
+            told = True
+            warn(
+                f"{type(part).__name__} was called by itself, as the `module` of a wrapped model, and trains without "
+                "the plan and its budget. Call the wrapped model instead, or wrap this module and not what contains it."
+            )
+        return plain(*args, **kwargs)
+
+    return call

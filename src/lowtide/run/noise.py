@@ -1,0 +1,95 @@
+"""PyTorch's messages while lowtide compiles: kept back, because the compiler's troubles are told in lowtide's words.
+
+They come back with `LOWTIDE_DEBUG=1`, with `--debug` on the command line, and with `TORCH_LOGS`. Messages of compilers
+that others run, in this thread or another, are not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lowtide.errors import LowtideWarning
+
+DEBUG_VARIABLE = "LOWTIDE_DEBUG"
+_PACKAGES = ("torch._dynamo", "torch._functorch", "torch._subclasses", "torch._inductor", "torch.fx", "torch.__")
+_COMPILER = r"torch\.(_dynamo|_functorch|_subclasses|_higher_order_ops|fx|autograd\.graph)(\.|$)"
+
+
+class _Quiet(threading.local):
+    """Whether the thread is inside a call of lowtide's."""
+
+    depth = 0
+
+
+_quiet = _Quiet()
+
+
+class _Filter(logging.Filter):
+    """Lets records through unless the thread is quiet."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is to be written."""
+        return not _quiet.depth
+
+
+_filter = _Filter()
+_num_loggers = 0
+
+
+def wants_noise() -> bool:
+    """Whether the user has asked for PyTorch's own messages."""
+    return os.environ.get(DEBUG_VARIABLE, "0") not in ("0", "") or bool(os.environ.get("TORCH_LOGS"))
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Keep back what PyTorch's compiler logs in this thread; costs about a microsecond."""
+    if wants_noise():
+        yield
+        return
+    _watch_loggers()
+    _quiet.depth += 1
+    try:
+        yield
+    finally:
+        _quiet.depth -= 1
+
+
+@contextmanager
+def quiet_warnings() -> Iterator[None]:
+    """Keep back the warnings that PyTorch's compiler gives; lowtide's own follow the user's filters as ever."""
+    if wants_noise():
+        yield
+        return
+    with warnings.catch_warnings():
+        before = list(warnings.filters)
+        warnings.filterwarnings("ignore", category=UserWarning, module=_COMPILER)
+        # A warning of lowtide's may seem to come from a file of PyTorch's.
+        warnings.simplefilter("default", LowtideWarning)
+        for action, text, kind, module, line in reversed(before):
+            if issubclass(LowtideWarning, kind):
+                warnings.filterwarnings(action, _pattern(text), LowtideWarning, _pattern(module), line)
+        yield
+
+
+def _pattern(text: Any) -> str:
+    """Return the regular expression of a filter, which may be compiled or missing."""
+    return text if isinstance(text, str) else getattr(text, "pattern", "")
+
+
+def _watch_loggers() -> None:
+    """Put the filter on every logger of the compiler, also on those that have come since the last time."""
+    global _num_loggers
+    known = logging.root.manager.loggerDict
+    if len(known) == _num_loggers:
+        return
+    _num_loggers = len(known)
+    for name, logger in list(known.items()):
+        if name.startswith(_PACKAGES) and isinstance(logger, logging.Logger) and _filter not in logger.filters:
+            logger.addFilter(_filter)

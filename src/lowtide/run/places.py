@@ -1,0 +1,33 @@
+"""Places in the user's code, as against those in PyTorch's and lowtide's."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def is_inside(file: str) -> bool:
+    """Whether `file` is one of PyTorch's or lowtide's, or generated."""
+    return file.startswith(_LIBRARIES) or file.startswith("<")
+
+
+def user_line(text: str, stack: traceback.StackSummary | None = None) -> str | None:
+    """Return the innermost "file:line" of the user's in a traceback or in the text of one."""
+    found = [(frame.filename, frame.lineno) for frame in stack or ()]
+    found += [(match["file"], int(match["line"])) for match in _LINE.finditer(text)]
+    own = [f"{file}:{line}" for file, line in found if not is_inside(file)]
+    return own[-1] if own else None
+
+
+def without_our_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return `trace` from the first frame of the user's on."""
+    while trace is not None and trace.tb_next is not None and is_inside(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace

@@ -1,0 +1,502 @@
+"""Ways of calling a wrapped model that once trained it without its plan, left it unusable, or said the wrong thing."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.errors import (
+    CaptureError,
+    InfeasibleBudgetError,
+    InvalidInputError,
+    LowtideError,
+    LowtideWarning,
+    UnsupportedBackwardError,
+)
+
+LOOSE: dict[str, Any] = {"budget": "1TiB", "costs": "analytic"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.calls = nn.Linear(8, 8), nn.Linear(8, 4), 0
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return self.head(torch.tanh(self.body(x))).square().mean() * scale
+
+
+def wrapped_net(**options: Any) -> nn.Module:
+    return lowtide.wrap(Net(), **(LOOSE | options))
+
+
+def is_planned(loss: torch.Tensor) -> bool:
+    """Whether a planned graph is somewhere in the graph of `loss`."""
+    pending, seen = [loss.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CompiledFunctionBackward":
+            return True
+        seen.add(node)
+        pending += [parent for parent, _ in node.next_functions]
+    return False
+
+
+# Other ways in
+
+
+def plain_backend(module: Any, inputs: Any) -> Any:
+    return module.forward
+
+
+def compiled_model(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.compile(model, backend=plain_backend)(x)
+
+
+def compiled_function(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.compile(lambda x: model(x * 2) + 1, backend=plain_backend)(x)
+
+
+def compiled_by_aot(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.compile(lambda x: model(x) * 3, backend="aot_eager")(x)
+
+
+def forward_alone(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model.forward(x, scale=2.0)
+
+
+def inside_another_module(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.compile(nn.Sequential(nn.Linear(8, 8), model), backend=plain_backend)(x)
+
+
+def after_accelerates_patch(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    forward = model.forward
+    model.forward = lambda *args, **kwargs: forward(*args, **kwargs)
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        compiled_model,
+        compiled_function,
+        compiled_by_aot,
+        forward_alone,
+        inside_another_module,
+        after_accelerates_patch,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_every_way_in_runs_the_plan(call: Callable[..., torch.Tensor]) -> None:
+    model, x = wrapped_net(), torch.randn(4, 8)
+    for _ in range(2):
+        assert is_planned(call(model, x))
+    assert lowtide.plans(model)
+
+
+def test_forward_alone_leaves_out_hooks_as_ever() -> None:
+    model, x, seen = wrapped_net(), torch.randn(4, 8), []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    expected = copy.deepcopy(model).forward(x)
+    assert torch.equal(model.forward(x), expected)
+    assert not seen
+
+
+def test_a_whole_graph_of_others_is_refused_in_our_words() -> None:
+    model = wrapped_net()
+    with pytest.raises(Exception, match="wrapped by lowtide"):
+        torch.compile(lambda x: model(x) + 1, backend=plain_backend, fullgraph=True)(torch.randn(4, 8))
+
+
+def test_the_module_in_a_container_says_that_it_is_not_planned() -> None:
+    container, x = lowtide.wrap(nn.DataParallel(Net()), **LOOSE), torch.randn(4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert is_planned(container(x))
+        with torch.no_grad():
+            container.module(x)
+    with pytest.warns(LowtideWarning, match="without the plan"):
+        container.module(x)
+    lowtide.unwrap(container)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not is_planned(container.module(x))
+
+
+@pytest.mark.parametrize("method", ["deepcopy", "pickle", "save"])
+def test_copies_are_plain_and_independent(method: str) -> None:
+    model, x = wrapped_net(), torch.randn(4, 8)
+    model(x).backward()
+    if method == "deepcopy":
+        twin = copy.deepcopy(model)
+    elif method == "pickle":
+        twin = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    with torch.no_grad():
+        twin.head.weight.zero_(), twin.head.bias.zero_()
+    assert twin(x) == twin.forward(x) == 0
+    assert model(x) > 0
+    assert not is_planned(twin(x))
+    assert copy.deepcopy(twin)(x) == 0
+    assert is_planned(lowtide.wrap(twin, **LOOSE).forward(x))
+
+
+def test_unwrapping_leaves_no_trace() -> None:
+    model = Net()
+    before = set(vars(model))
+    lowtide.unwrap(lowtide.wrap(lowtide.wrap(model, **LOOSE), **LOOSE))
+    assert set(vars(model)) - {"_compiled_call_impl"} == before
+    assert not is_planned(model(torch.randn(4, 8)))
+    assert not is_planned(model.forward(torch.randn(4, 8)))
+
+
+# Errors of the user's own
+
+
+class Picky(nn.Module):
+    """Raises in several places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.bad = nn.Linear(8, 8), ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bad == "first":
+            raise ValueError("a bad batch")
+        h = torch.tanh(self.body(x))
+        if self.bad == "traced":
+            raise KeyError("a bad batch")
+        if self.bad == "late":
+            torch._dynamo.graph_break()
+            raise OSError("a bad batch")
+        if self.bad == "index":
+            return [h][3]
+        if self.bad == "assert":
+            assert x.shape[0] == 0, "a bad batch"
+        if self.bad == "op":
+            return h @ h
+        if self.bad == "data":
+            h = h[:, torch.tensor([99])]
+        return h.square().mean()
+
+
+@pytest.mark.filterwarnings("ignore::lowtide.errors.LowtideWarning")
+@pytest.mark.parametrize("bad", ["first", "traced", "late", "index", "assert", "op", "data"])
+def test_the_users_error_arrives_and_training_goes_on(bad: str) -> None:
+    plain = Picky()
+    plain.bad = bad
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever it is, ours must be the same
+        plain(torch.randn(4, 8))
+    for first in (True, False):
+        model, x = lowtide.wrap(Picky(), **LOOSE), torch.randn(4, 8)
+        if not first:
+            model(x).backward()
+        for _ in range(2):
+            model.bad = bad
+            with pytest.raises(type(expected.value)) as found:
+                model(x)
+            assert type(found.value) is type(expected.value)
+            assert str(found.value) == str(expected.value)
+            model.bad = ""
+            loss = model(x)
+            assert is_planned(loss)
+            loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.ones(4, 8, dtype=torch.long), "same dtype"),
+        (torch.ones(4, 8, dtype=torch.float64), "same dtype"),
+        (torch.ones(4, 9), "cannot be multiplied"),
+        (torch.ones(3), "mat1 and mat2|size mismatch|cannot be multiplied"),
+    ],
+    ids=["long", "double", "shape", "dims"],
+)
+@pytest.mark.parametrize("costs", ["measured", "analytic"])
+@pytest.mark.filterwarnings("ignore::lowtide.errors.LowtideWarning")
+def test_a_wrong_tensor_is_eagers_error(x: torch.Tensor, message: str, costs: str) -> None:
+    model = Net()
+    with pytest.raises(RuntimeError) as expected:
+        model(x)
+    lowtide.wrap(model, budget="50%", costs=costs)
+    with pytest.raises(RuntimeError, match=message) as found:
+        model(x)
+    assert str(found.value) == str(expected.value)
+    assert not isinstance(found.value, LowtideError)
+    assert is_planned(lowtide.wrap(model, budget="100%", costs=costs)(torch.ones(4, 8)))
+
+
+def test_looking_for_the_users_error_leaves_no_trace() -> None:
+    class Counting(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.drop = nn.BatchNorm1d(8), nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(self.drop(self.norm(x)), scale=scale)
+
+    model, x = lowtide.wrap(Counting(), budget=64, costs="analytic"), torch.randn(4, 8)
+    state, buffers = torch.get_rng_state(), {name: b.clone() for name, b in model.named_buffers()}
+    with pytest.raises(InfeasibleBudgetError):
+        model(x)
+    assert model.calls == 0
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
+
+
+# Refusals
+
+
+class Sub(torch.Tensor):
+    """A tensor with rules of its own."""
+
+
+def dual_numbers(model: nn.Module, x: torch.Tensor) -> Any:
+    from torch.autograd import forward_ad
+
+    with forward_ad.dual_level():
+        return model(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def functional_grad(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.func.grad(lambda x: model(x))(x)
+
+
+def functional_map(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.func.vmap(lambda x: model(x), randomness="same")(x[None])
+
+
+def functional_jvp(model: nn.Module, x: torch.Tensor) -> Any:
+    return torch.func.jvp(lambda x: model(x), (x,), (x,))
+
+
+def subclass(model: nn.Module, x: torch.Tensor) -> Any:
+    return model(x.as_subclass(Sub))
+
+
+def counted(model: nn.Module, x: torch.Tensor) -> Any:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False):
+        return model(x)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (dual_numbers, UnsupportedBackwardError, "forward-mode AD"),
+        (functional_grad, UnsupportedBackwardError, "torch.func"),
+        (functional_map, UnsupportedBackwardError, "torch.func"),
+        (functional_jvp, UnsupportedBackwardError, "torch.func"),
+        (subclass, InvalidInputError, "subclasses Sub"),
+        (counted, CaptureError, "FlopCounterMode"),
+    ],
+    ids=lambda case: getattr(case, "__name__", None),
+)
+def test_what_is_not_served_is_refused(
+    call: Callable[..., Any], error: type[Exception], message: str, warm: bool
+) -> None:
+    model, x = wrapped_net(), torch.randn(4, 8)
+    if warm:
+        model(x).backward()
+    with pytest.raises(error, match=message):
+        call(model, x)
+    assert is_planned(model(x))
+
+
+class Masked(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        h = self.body(x)
+        h[x[:, 0] > 0] = self.token  # the line that is named
+        return h.square().mean()
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.abs().long()).square().mean()  # the line that is named
+
+
+class Looped(Net):
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        h = self.body(x)
+        for limit in range(2):
+            if h.sum() > limit:  # the line that is named
+                h = torch.tanh(h)
+        return h.square().mean()
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.LSTM(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cells(x)[0].square().mean()  # the line that is named
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Masked, "aten.nonzero.*depends on data"),
+        (Sparse, "torch.sparse_coo"),
+        (Looped, "Data-dependent branching"),
+        (Recurrent, "RNN, GRU, or LSTM"),
+    ],
+)
+def test_a_refusal_names_the_cause_and_the_line(model: type[nn.Module], message: str) -> None:
+    with open(__file__, encoding="utf-8") as file:
+        lines = [number for number, line in enumerate(file, start=1) if line.rstrip().endswith("line that is named")]
+    wrapped = lowtide.wrap(model(), **LOOSE)
+    with pytest.raises(CaptureError, match=message) as found:
+        wrapped(torch.randn(4, 8))
+    assert any(f"{__file__}:{number}" in str(found.value) for number in lines)
+
+
+def test_a_lazy_model_gets_its_parameters_as_ever() -> None:
+    model, x = nn.Sequential(nn.LazyLinear(8), nn.Tanh()), torch.randn(4, 8)
+    lowtide.wrap(model, **LOOSE)
+    torch.manual_seed(0)
+    loss = model(x).sum()
+    assert is_planned(loss)
+    loss.backward()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.LazyLinear(8), nn.Tanh())
+    plain(x).sum().backward()
+    assert torch.equal(plain[0].weight.grad, model[0].weight.grad)
+
+
+# What is written
+
+SCRIPT = """
+import torch, lowtide
+from torch import nn
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.token = nn.Linear(8, 8), nn.Parameter(torch.zeros(8))
+    def forward(self, x):
+        h = self.body(x)
+        h[x[:, 0] > 0] = self.token
+        return h.square().mean()
+for model, x in ((Masked(), torch.randn(4, 8)), (nn.LSTM(8, 8), torch.randn(4, 8)), (nn.Linear(8, 8), torch.ones(9))):
+    try:
+        lowtide.wrap(model, budget="1TiB", costs="analytic")(x)
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_pytorchs_noise_is_off_unless_asked_for(debug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWTIDE_DEBUG", debug)
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, check=True)
+    assert run.stdout.split() == ["CaptureError", "CaptureError", "RuntimeError"]
+    assert bool(run.stderr) == (debug == "1"), run.stderr
+
+
+def test_loggers_of_others_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    class Talking(Net):
+        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+            return super().forward(x, scale=scale)
+
+    wrapped_net()(torch.randn(4, 8))
+    with caplog.at_level(logging.WARNING):
+        logging.getLogger("torch._dynamo").warning("mine")
+    assert "mine" in caplog.text
+
+
+def test_a_warning_names_the_users_line() -> None:
+    model = lowtide.wrap(Broken(), **LOOSE)
+    with pytest.warns(LowtideWarning, match="captured as 2 graphs") as found:
+        model(torch.randn(4, 8))
+    assert found[0].filename == __file__
+
+
+class Broken(Net):
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        h = self.body(x)
+        torch._dynamo.graph_break()
+        return self.head(h).square().mean()
+
+
+class Edge(Net):
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return self.head(self.body(x)).square().mean()
+
+
+def test_one_graph_is_called_one() -> None:
+    with pytest.warns(LowtideWarning, match="captured as one graph, because Python code around it"):
+        lowtide.wrap(Edge(), **LOOSE)(torch.randn(4, 8))
+
+
+# Percentages
+
+
+def deep(depth: int = 8) -> nn.Module:
+    return nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(16, 16), nn.Tanh())])
+
+
+def test_percentages_are_of_the_first_call() -> None:
+    model = lowtide.wrap(deep(), budget="70%")
+    budgets, recomputed = [], []
+    for batch in (256, 256, 7, 1):
+        model.zero_grad()
+        model(torch.randn(batch, 16)).sum().backward()
+        model.zero_grad()
+        peak = lowtide.measure_peak(lambda batch=batch: model(torch.randn(batch, 16)).sum().backward())
+        budgets.append(lowtide.plans(model)[-1].budget_bytes)
+        recomputed.append(lowtide.plans(model)[-1].num_recomputed)
+        assert peak <= budgets[0] + 2 * batch * 64  # and the input made inside
+    assert len(set(budgets)) == 1
+    assert budgets[0] == int(0.7 * lowtide.plans(model)[0].baseline_peak_bytes)
+    assert recomputed[0] > 0
+    assert recomputed[2:] == [0, 0]
+
+
+def test_a_larger_batch_gets_no_more_than_the_first() -> None:
+    model = lowtide.wrap(deep(), budget="70%", costs="analytic")
+    model(torch.randn(64, 16)).sum().backward()
+    with pytest.raises(InfeasibleBudgetError, match="70%") as found:
+        model(torch.randn(4096, 16))
+    first = lowtide.plans(model)[0]
+    assert found.value.budget_bytes == first.budget_bytes
+    model(torch.randn(64, 16)).sum().backward()
+
+
+def test_a_first_call_that_fails_fixes_nothing() -> None:
+    model = lowtide.wrap(deep(), budget="5%", costs="analytic")
+    for batch in (64, 1024):
+        with pytest.raises(InfeasibleBudgetError) as found:
+            model(torch.randn(batch, 16))
+        assert found.value.plan is not None
+        assert found.value.budget_bytes == int(0.05 * found.value.plan.baseline_peak_bytes)
