@@ -79,16 +79,20 @@ class Arguments:
         keywords: Keyword arguments that all blocks take.
         leaves: The tensors in both that need a gradient, each once.
         plain: Whether nothing in both can be changed by a block but by writing over tensors; found by itself.
+        others: The tensors in both that need no gradient; found by itself.
     """
 
     extras: Extras
     keywords: Mapping[str, Any]
     leaves: list[Tensor]
     plain: bool = True
+    others: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Find out whether blocks can change something in it."""
         self.plain = all(map(is_plain, self.extras)) and all(map(is_plain, self.keywords.values()))
+        flat = pytree.tree_leaves((self.extras, self.keywords)) if any(self.extras) or self.keywords else ()
+        self.others = [value for value in flat if isinstance(value, Tensor) and not value.requires_grad]
 
     def places(self, first: int, last: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
         """Return where blocks `first` to `last` find leaves: (block, argument, leaf), and (keyword value, leaf)."""
@@ -160,7 +164,8 @@ class Position:
         modules = self.unit.contents.modules
         self.places = generators((*self.parameters, *self.unit.contents.parameters()))
         self.norms = statistics_norms(modules)
-        taken = {id(module) for module in self.norms} | {id(module) for module, _ in self.changing}
+        # In eval mode they are read.
+        taken = {id(module) for module in self.norms if module.training} | {id(module) for module, _ in self.changing}
         self.constant = [
             (module, name)
             for module in modules

@@ -29,6 +29,11 @@ from lowtide.lower.chain_steps import Step, steps_of
 from lowtide.lower.chain_tape import Tape
 from lowtide.schedule.steps import Schedule
 
+_CHANGED = (
+    "{} was changed in place between forward and backward, which would recompute with the new contents. Change it "
+    "after backward."
+)
+
 
 @dataclass(frozen=True, eq=False)
 class ChainProgram:
@@ -104,6 +109,7 @@ class _Chain(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.program, ctx.tape, ctx.state_size = program, tape, state_size
         tape.versions = [_mark(tensor) for tensor in tensors]
+        tape.others = [_mark(tensor) for tensor in tape.arguments.others]
         tape.sums = [_checksum(tensor) for tensor in tensors] if tape.verify else []
         ctx.tensors = tensors
         tape.states[0] = tuple(tensor.detach() for tensor in tensors[:state_size])
@@ -147,6 +153,8 @@ class _Chain(torch.autograd.Function):
         for number, (tensor, version) in enumerate(zip(ctx.tensors, tape.versions, strict=True)):
             if _mark(tensor) != version:
                 raise UnsupportedBackwardError(_changed(tape, ctx.state_size, number, tensor))
+        if [_mark(tensor) for tensor in tape.arguments.others] != tape.others:
+            raise UnsupportedBackwardError(_CHANGED.format("An extra argument"))
         for number, (tensor, wanted) in enumerate(zip(ctx.tensors, tape.sums, strict=bool(tape.sums))):
             if _checksum(tensor) != wanted:
                 raise VerificationError(_changed(tape, ctx.state_size, number, tensor))
@@ -192,10 +200,7 @@ def _kind(tape: Tape, state_size: int, number: int, tensor: Tensor) -> str:
 
 
 def _changed(tape: Tape, state_size: int, number: int, tensor: Tensor) -> str:
-    return (
-        f"{_kind(tape, state_size, number, tensor)} was changed in place between forward and backward, which would "
-        "recompute with the new contents. Change it after backward."
-    )
+    return _CHANGED.format(_kind(tape, state_size, number, tensor))
 
 
 def _changed_itself(tape: Tape, state_size: int, tensors: Sequence[Tensor]) -> InvalidModelError:

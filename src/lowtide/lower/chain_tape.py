@@ -16,7 +16,7 @@ from lowtide.blocks.position import Arguments, Position
 from lowtide.blocks.quiet import Autocast, RandomStates, put_random, take_random
 from lowtide.blocks.spec import State
 from lowtide.blocks.streams import States, put_streams, take_streams
-from lowtide.errors import InvalidModelError
+from lowtide.errors import InvalidModelError, UnsupportedBackwardError
 from lowtide.lower.chain_steps import Step
 
 
@@ -37,7 +37,9 @@ class Tape:
         remembered: What positions remembered before their first run.
         stashes: Buffers before the first run of positions that run again.
         versions: How often parameters and inputs had been changed, and where their contents are.
-        sums: Checksums of these, if they are to be verified.
+        others: The same for other arguments.
+        sums: Checksums of parameters and inputs, if they are to be verified.
+        constants: Buffers that positions do not change, at their first run.
     """
 
     positions: tuple[Position, ...]
@@ -50,7 +52,9 @@ class Tape:
     random: dict[int, RandomStates] = field(default_factory=dict)
     stashes: dict[int, list[Tensor]] = field(default_factory=dict)
     versions: list[tuple[int, int]] = field(default_factory=list)
+    others: list[tuple[int, int]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
+    constants: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     streams: dict[int, States] = field(default_factory=dict)
     remembered: dict[int, tuple[Memory, Snapshot]] = field(default_factory=dict)
 
@@ -91,6 +95,8 @@ class Tape:
             return self._plain_run(step, position, state)
         if self.draws:
             self.streams[step.position] = take_streams()
+        if position.constant:
+            self.constants[step.position] = position.versions()
         if position.changing:
             self.stashes[step.position] = position.stash()
         places = position.places
@@ -153,7 +159,12 @@ class Tape:
         if random is not None:
             present = take_random(places)
             put_random(places, random)
-        before = position.versions() if position.constant else ()
+        before = position.versions() if position.constant else []
+        if before != self.constants.get(step.position, before):
+            raise UnsupportedBackwardError(
+                f"A buffer of {position.unit.labels[-1]} was changed between forward and backward, which would "
+                "recompute with the new contents. Change it after backward."
+            )
         try:
             with position.again(self.stashes.get(step.position, ())):
                 results = self._plain_run(step, position, state)
@@ -181,7 +192,9 @@ class Tape:
             self.random.copy(),
             self.stashes.copy(),
             self.versions,
+            self.others,
             self.sums,
+            self.constants,
             self.streams.copy(),
             self.remembered.copy(),
         )

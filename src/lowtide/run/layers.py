@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from lowtide.blocks import refused
+from lowtide.blocks.memory import Memory, is_plain, version_of
 from lowtide.blocks.quiet import RandomStates, generators, take_random
+from lowtide.blocks.streams import States, mark_streams
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.run.chain import Chain, PlannedBlocks
 from lowtide.run.settings import Settings
@@ -121,6 +123,7 @@ class ChainedLayers(nn.ModuleList):
         self._places: tuple[torch.device, ...] = ()
         self._random: RandomStates = ()
         self._drawn = False
+        self._streams: States = ()
         self._handles: list[Any] = []
 
     @property
@@ -176,14 +179,19 @@ class ChainedLayers(nn.ModuleList):
                 f"Layer {number} was called after layer {len(self._calls) - 1}. Chained layers must all be called, "
                 "each once and in order; lowtide.unwrap(model) undoes the chain."
             )
-        self._calls.append(_noted(number, args, kwargs))
+        self._calls.append(_noted(number, args, kwargs, self._adapters[number].layer))
         if not number:
             self._places = generators(self.parameters())
+            self._streams = mark_streams()
         before, self._random = self._random, take_random(self._places)
         self._drawn = bool(number) and (self._drawn or not _same(before, self._random))
         if number < len(self) - 1:
             return Promise(number)
         calls, self._calls = self._calls, []
+        self._drawn = self._drawn or self._streams != mark_streams()
+        self._streams = mark_streams()
+        for place, call in enumerate(calls):
+            call.check(place)
         return self._run(calls)
 
     def _run(self, calls: Sequence[_Call]) -> Any:
@@ -193,7 +201,8 @@ class ChainedLayers(nn.ModuleList):
                 f"The first layer was called with a {type(state).__name__}; chained layers take a tensor first."
             )
         result = self._planned((state,), [call.extras for call in calls], {}, training=self.training)
-        if self._drawn and not _same(self._random, take_random(self._places)):
+        drew = self._drawn and not _same(self._random, take_random(self._places))
+        if drew or (self._drawn and self._streams != mark_streams()):
             raise InvalidModelError(
                 "The model draws random numbers between its layers, as dropping layers at random does, and the layers "
                 "draw some themselves. Chained layers all run when the last one is called, so they would not get the "
@@ -208,13 +217,32 @@ def _same(one: RandomStates, other: RandomStates) -> bool:
 
 
 class _Call:
-    """What a layer was called with: the state, and the rest flattened."""
+    """What a layer was called with: the state, and the rest flattened; and what it remembered then."""
 
-    def __init__(self, state: Any, extras: tuple[Any, ...]) -> None:
+    def __init__(self, state: Any, extras: tuple[Any, ...], layer: nn.Module) -> None:
         self.state, self.extras = state, extras
+        self._tensors = [value for value in extras if isinstance(value, Tensor)]
+        self._versions = [version_of(tensor) for tensor in self._tensors]
+        self._memory = Memory((layer, *(value for value in extras if not is_plain(value))))
+        self._then = self._memory.present()
+
+    def check(self, number: int) -> None:
+        """Raise if the model has changed something since that the layer would see only now."""
+        if [version_of(tensor) for tensor in self._tensors] != self._versions:
+            raise _changed_since(number, "a tensor that it was given")
+        if self._memory.present() is not self._then:
+            raise _changed_since(number, "an attribute of it or of something that it reads")
 
 
-def _noted(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+def _changed_since(number: int, what: str) -> InvalidModelError:
+    return InvalidModelError(
+        f"Between the call of layer {number} and that of the last one the model changed {what}. Chained layers all run "
+        "when the last one is called, so the layer would see the new one. Pass what changes from layer to layer as an "
+        "argument, or undo the chain by lowtide.unwrap(model)."
+    )
+
+
+def _noted(number: int, args: tuple[Any, ...], kwargs: dict[str, Any], layer: nn.Module) -> _Call:
     """Return the call of a layer, whose first argument must be the promise of the one before."""
     if args:
         name, state, args = "", args[0], args[1:]
@@ -243,7 +271,7 @@ def _noted(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if any(isinstance(leaf, Promise) for leaf in leaves):
         raise InvalidModelError(f"Layer {number} takes the output of an earlier layer twice; that is no chain.")
-    return _Call(state, (_Form(name, structure), *leaves))
+    return _Call(state, (_Form(name, structure), *leaves), layer)
 
 
 class _Form:
@@ -288,10 +316,15 @@ def _is_unchanged(given: Any, leaves: Sequence[Any], structure: Any) -> bool:
 
 
 class _StandIn:
-    """Takes the place of a layer in the model's loop."""
+    """Takes the place of a layer in the model's loop; for all but calls it is the layer."""
 
     def __init__(self, layers: ChainedLayers, number: int) -> None:
-        self._layers, self._number = layers, number
+        self.__dict__["_layers"], self.__dict__["_number"] = layers, number
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Be of the layer's class where that is asked for."""
+        return type(self._layers._adapters[self._number].layer)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Note the call, and run the chain if this is the last layer."""
@@ -300,6 +333,14 @@ class _StandIn:
     def __getattr__(self, name: str) -> Any:
         """Return what the layer has under `name`."""
         return getattr(self._layers._adapters[self._number].layer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the layer."""
+        setattr(self._layers._adapters[self._number].layer, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute of the layer."""
+        delattr(self._layers._adapters[self._number].layer, name)
 
 
 class Promise:
