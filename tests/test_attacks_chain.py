@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import random
-from collections import Counter, OrderedDict, defaultdict, deque
+import threading
+import weakref
+from collections import Counter, OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -280,9 +284,51 @@ class Globals(Stateful):
         return COUNT, list(SEEN)
 
 
+class Holders(Stateful):
+    """Remembers in things that only hold other things."""
+
+    def prepare(self) -> None:
+        self.mapping, self.sequence, self.waiting = UserDict(n=0), UserList(), Queue()
+        self.numbers, self.own = array.array("d", [0.0]), threading.local()
+        self.own.n = 0
+        self.meter = Meter()
+        self.reference = weakref.ref(self.meter)
+
+    def factor(self, x: Tensor) -> Any:
+        self.mapping["n"] += 1
+        self.sequence.append(1)
+        self.waiting.put(1)
+        self.numbers[0] += 1
+        self.own.n += 1
+        self.reference().total += 1
+        return self.mapping["n"] + len(self.sequence) + self.waiting.qsize() + self.numbers[0] + self.own.n
+
+    def remembered(self) -> Any:
+        found = self.mapping["n"], len(self.sequence), self.waiting.qsize(), self.numbers[0], self.own.n
+        return *found, self.meter.total
+
+
+class ByReference(Stateful):
+    """Remembers in something that it refers to without holding it."""
+
+    def prepare(self) -> None:
+        meter = Meter()
+        ALIVE.append(meter)
+        self.reference = weakref.ref(meter)
+
+    def factor(self, x: Tensor) -> Any:
+        self.reference().total += 1
+        return self.reference().total / 9
+
+    def remembered(self) -> Any:
+        return self.reference().total
+
+
+ALIVE: list[Meter] = []
 KINDS = [
     *(Calls, Listed, Nested, OnSubmodule, Deque, InAnObject, InSlots, CachedTensor, LazyBuffer, PythonRandom),
-    *(NumpyRandom, OwnGenerators, Arrays, Mode, HookInForward, EveryThird, OfTheClass, Globals),
+    *(NumpyRandom, OwnGenerators, Arrays, Mode, HookInForward, EveryThird, OfTheClass, Globals, Holders),
+    ByReference,
 ]
 
 
@@ -472,6 +518,7 @@ class Overwrites(nn.Module):
         self.loose, self.stream = torch.zeros(()), iter(range(10**6))
         if how != "iterator":
             del self.stream
+        self.many, self.large = [0] * 20_000, np.zeros(300_000)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.how == "loose":
@@ -484,6 +531,10 @@ class Overwrites(nn.Module):
         elif self.how == "module":
             self.extra = nn.Linear(DIM, DIM)
             return self.extra(x)
+        elif self.how == "many":
+            self.many[5] += 1
+        elif self.how == "large":
+            self.large[5] += 1
         elif self.how == "iterator":
             return self.linear(x) * next(self.stream)
         return self.linear(x) + self.loose
@@ -494,6 +545,8 @@ REFUSED = {
     "parameter": r"Block 1 \(Overwrites\) changes its parameter 'weight'",
     "data": r"Block 1 \(Overwrites\) changes its parameter 'weight'",
     "module": r"Block 1 \(Overwrites\) adds, replaces or removes parameters or submodules",
+    "many": r"Block 1 \(Overwrites\) changes 'many' while it runs, which is too large",
+    "large": r"Block 1 \(Overwrites\) changes 'large' while it runs, which is too large",
     "iterator": r"Block 1 \(Overwrites\) has an iterator in 'stream'",
 }
 
@@ -510,6 +563,7 @@ def test_what_cannot_be_put_back_is_refused(how: str) -> None:
     assert torch.equal(block.loose, loose)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not hasattr(block, "extra")
+    assert block.many[5] == block.large[5] == 0
 
 
 def test_a_stored_tensor_with_a_gradient_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import pickle
 import random
 import sys
@@ -341,6 +342,8 @@ class Raw(_Held):
         """Put them back."""
         if isinstance(self.thing, bytearray):
             self.thing[:] = content
+        elif isinstance(self.thing, array.array):
+            self.thing[:] = array.array(self.thing.typecode, content)
         else:
             numpy = sys.modules["numpy"]
             self.thing[...] = numpy.frombuffer(content, self.thing.dtype).reshape(self.thing.shape)
@@ -356,14 +359,15 @@ def stream(thing: Any) -> Holder | None:
 
 
 def is_array(thing: Any) -> bool:
-    """Whether `thing` is an array whose contents are compared."""
-    if isinstance(thing, bytearray):
-        return len(thing) <= MOST_BYTES
-    return _is_numpy(thing, "") and hasattr(thing, "tobytes") and hasattr(thing, "flags") and _is_small(thing)
+    """Whether `thing` is an array that can be written to."""
+    if isinstance(thing, bytearray | array.array):
+        return True
+    return _is_numpy(thing, "") and hasattr(thing, "flags") and bool(thing.dtype != object and thing.flags.writeable)
 
 
-def _is_small(array: Any) -> bool:
-    return bool(array.dtype != object and array.flags.writeable and array.nbytes <= MOST_BYTES)
+def is_large(thing: Any) -> bool:
+    """Whether an array is too large to be compared in every run."""
+    return memoryview(thing).nbytes > MOST_BYTES
 
 
 def _is_numpy(thing: Any, part: str) -> bool:

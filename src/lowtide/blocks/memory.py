@@ -11,6 +11,7 @@ import copy
 import enum
 import functools
 import types
+import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -28,11 +29,13 @@ from lowtide.blocks.holders import (
     Context,
     Entries,
     Holder,
+    Items,
     Many,
     Named,
     Raw,
     container,
     is_array,
+    is_large,
     is_opaque,
     stream,
 )
@@ -56,7 +59,7 @@ Path = tuple[Any, ...]
 class Snapshot:
     """What the things that a block can reach hold at one moment."""
 
-    __slots__ = ("_held", "empty", "opaque", "structure", "tensors", "versions")
+    __slots__ = ("_held", "empty", "large", "opaque", "structure", "tensors", "versions")
 
     def __init__(self, found: _Walk) -> None:
         self.empty = found.empty
@@ -66,6 +69,7 @@ class Snapshot:
         self.tensors: dict[int, tuple[Path, Tensor]] = found.tensors
         self.versions = {key: version_of(tensor) for key, (_, tensor) in found.tensors.items()}
         self.opaque = found.opaque
+        self.large = found.large
 
     def holds(self) -> bool:
         """Whether everything still holds what it held then."""
@@ -167,6 +171,7 @@ class _Walk:
         self.structure: list[tuple[Path, Holder]] = []
         self.tensors: dict[int, tuple[Path, Tensor]] = {}
         self.opaque: Path | None = None
+        self.large: list[tuple[Path, Holder]] = []
         self._seen: set[int] = set()
         self._own = {id(root) for root in roots}
         self._files: dict[int, int] = {}
@@ -210,7 +215,12 @@ class _Walk:
         elif (generator := stream(thing)) is not None:
             self.holders.append(generator)
         elif is_array(thing):
-            self.holders.append(Raw(thing))
+            if is_large(thing):
+                self.large.append((path, Raw(thing)))
+            else:
+                self.holders.append(Raw(thing))
+        elif isinstance(thing, weakref.ref):
+            self._stack.append((path, thing()))
         elif is_opaque(thing):
             self.opaque = self.opaque or path
         elif is_followed(type(thing)):
@@ -227,7 +237,9 @@ class _Walk:
             self.empty.append(thing)
             return
         self.holders.append(holder)
-        if not isinstance(holder, Many):
+        if isinstance(holder, Many):
+            self.large.append((path, Entries(thing) if isinstance(thing, dict) else Items(thing)))
+        else:
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
             self._stack += [((path, key, "["), value) for key, value in pairs if not isinstance(value, _SIMPLE)]
         if is_followed(type(thing)) and getattr(thing, "__dict__", None):

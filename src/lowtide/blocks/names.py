@@ -6,8 +6,11 @@ import dis
 import enum
 import functools
 import sys
+import threading
 import types
+from collections import UserDict, UserList
 from collections.abc import Iterator
+from queue import Queue
 from typing import Any
 
 from torch import nn
@@ -15,6 +18,8 @@ from torch import nn
 _READ, _SET = "LOAD_GLOBAL", ("STORE_GLOBAL", "DELETE_GLOBAL")
 # Packages whose objects are tools of the program and not state of a block.
 _TOOLS = (frozenset(sys.stdlib_module_names) - {"__main__"}) | {"torch", "numpy", "lowtide", "builtins"}
+# Of Python's own classes, those that only hold what is put into them.
+_PLAIN = (types.SimpleNamespace, UserDict, UserList, Queue, threading.local)
 _DATA = (
     types.FunctionType,
     classmethod,
@@ -45,7 +50,7 @@ def global_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
 @functools.lru_cache(maxsize=4096)
 def is_followed(kind: type) -> bool:
     """Whether attributes of objects of this type may be state of a block."""
-    if kind is types.SimpleNamespace:
+    if issubclass(kind, _PLAIN):
         return True
     return not issubclass(kind, type | enum.Enum) and package(kind) not in _TOOLS
 

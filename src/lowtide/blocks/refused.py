@@ -65,6 +65,14 @@ def opaque(label: str, path: Path) -> InvalidModelError:
     )
 
 
+def large(label: str, path: Path) -> InvalidModelError:
+    """Return the error about a block that changes something large."""
+    return InvalidModelError(
+        f"{label} changes {named(path)!r} while it runs, which is too large to be set back for every repeated run. "
+        "Keep what changes in something smaller (up to 10,000 entries, or 1 MiB), or in a buffer."
+    )
+
+
 def parameter(label: str, name: str) -> InvalidModelError:
     """Return the error about a block that changes its parameters."""
     return InvalidModelError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from lowtide import device as devices
 from lowtide.blocks import refused
 from lowtide.blocks.autograd import hooks_off
-from lowtide.blocks.memory import Memory, Snapshot
+from lowtide.blocks.holders import Holder
+from lowtide.blocks.memory import Memory, Path, Snapshot
 from lowtide.blocks.position import Arguments, Position
 from lowtide.blocks.quiet import (
     Owner,
@@ -55,12 +56,17 @@ class Left:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A tensor that must not change, with its name, a copy of it and whether it needs a gradient."""
+    """A tensor that must not change, with its name, a copy of it, whether it needs a gradient, and where it is."""
 
     name: str
     tensor: Tensor
     copy: Tensor
     needs_gradient: bool
+    path: Path = ()
+
+    def error(self, label: str) -> InvalidModelError:
+        """Return the error about a block that has changed it."""
+        return refused.parameter(label, self.name) if self.name else refused.overwritten(label, self.path)
 
 
 @dataclass
@@ -75,6 +81,7 @@ class Traces:
         places: Devices whose generators it may draw from.
         random: The states of these.
         streams: The states of Python's and numpy's.
+        large: What is compared once only, for it is large.
     """
 
     position: Position
@@ -84,6 +91,7 @@ class Traces:
     places: tuple[torch.device, ...]
     random: RandomStates
     streams: States
+    large: list[tuple[Path, Holder, Any]] = field(default_factory=list)
 
     def kept(self) -> list[Kept]:
         """Return copies of the tensors that it must not change, with their names."""
@@ -93,8 +101,9 @@ class Traces:
         tensors |= {key: tensor for key, (_, tensor) in self.before.tensors.items()}
         dense = [tensor for tensor in tensors.values() if tensor.layout is torch.strided]
         copies = cloned(dense)
+        self.large = [(path, holder, holder.read()) for path, holder in self.before.large]
         return [
-            Kept(known.get(id(one), "a tensor"), one, other, one.requires_grad)
+            Kept(known.get(id(one), ""), one, other, one.requires_grad, self.before.tensors.get(id(one), ((), None))[0])
             for one, other in zip(dense, copies, strict=True)
         ]
 
@@ -103,6 +112,10 @@ class Traces:
         label = self.position.unit.labels[-1]
         after = self.memory.present()
         error = refused.of_run(label, self.before, after, recorded=True, known=True) or _put_back(label, kept)
+        for path, holder, content in self.large:
+            if not holder.same(content):
+                holder.write(content)
+                error = error or refused.large(label, path)
         if error is not None:
             # Where contents were changed by way of a version as well.
             _put_back(label, kept)
@@ -156,7 +169,7 @@ def _put_back(label: str, kept: Sequence[Kept]) -> Any:
     for each in kept:
         if not _same_bits(each.tensor.detach(), each.copy):
             each.tensor.data.copy_(each.copy)
-            error = error or refused.parameter(label, each.name)
+            error = error or each.error(label)
         if each.tensor.is_leaf and each.tensor.requires_grad != each.needs_gradient:
             each.tensor.requires_grad_(each.needs_gradient)
             error = error or refused.parameter(label, each.name)
