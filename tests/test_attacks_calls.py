@@ -500,3 +500,24 @@ def test_a_first_call_that_fails_fixes_nothing() -> None:
             model(torch.randn(batch, 16))
         assert found.value.plan is not None
         assert found.value.budget_bytes == int(0.05 * found.value.plan.baseline_peak_bytes)
+
+
+def test_evaluation_is_compiled_by_others_as_ever() -> None:
+    model, x, graphs = wrapped_net().eval(), torch.randn(4, 8), []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    torch.compile(lambda x: model(x) + 1, backend=backend, fullgraph=True)(x)
+    torch.compile(model, backend=backend, fullgraph=True)(x)
+    assert len(graphs) == 2
+
+
+def test_verifying_compares_with_plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lowtide.run.wrapped import Wrapped
+
+    honest = Wrapped.train
+    monkeypatch.setattr(Wrapped, "train", lambda self, *args: honest(self, *args) + 1)
+    with pytest.raises(lowtide.errors.VerificationError):
+        wrapped_net(verify=True)(torch.randn(4, 8))

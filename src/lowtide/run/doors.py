@@ -48,21 +48,22 @@ inside = _Inside()
 
 
 class Door:
-    """A `forward` that leads elsewhere unless a planned call is going on.
+    """A `forward` that leads elsewhere when it is called to train, unless a planned call is going on.
 
     A copy of the model has its plain `forward`: copying and pickling give a method of the copy.
     """
 
-    def __init__(self, module: nn.Module, leads_to: Callable[..., Any]) -> None:
+    def __init__(self, module: nn.Module, leads_to: Callable[..., Any], trains: Callable[[], bool]) -> None:
         self.module = module
         self.plain = module.forward
         self.leads_to = leads_to
+        self.trains = trains
         self.is_open = True
         functools.update_wrapper(self, self.plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the way through this door returns."""
-        if inside.planned_call or not self.is_open:
+        if inside.planned_call or not self.is_open or not self.trains():
             return self.plain(*args, **kwargs)
         return self.leads_to(*args, **kwargs)
 
@@ -75,35 +76,34 @@ class Door:
         """Whether the plain `forward` is the method of the module's class."""
         return isinstance(self.plain, types.MethodType) and self.plain.__func__ is type(self.module).forward
 
+    def close(self) -> None:
+        """Give the module its `forward` back; where somebody else's leads here, it leads on to the plain one."""
+        self.is_open = False
+        if self.module.__dict__.get("forward") is not self:
+            return
+        del self.module.__dict__["forward"]
+        if not self.hides_method:
+            self.module.forward = self.plain
 
-def open_doors(model: nn.Module, planned: Callable[..., Any], trains: Callable[[], bool]) -> None:
+
+def open_doors(model: nn.Module, planned: Callable[..., Any], trains: Callable[[], bool]) -> list[Door]:
     """Let calls of `model.forward` run `planned`, and warn where the part that holds all of it trains by itself."""
-    model.forward = Door(model, planned)
+    doors = [Door(model, planned, trains)]
     part = getattr(model, "module", None)
     if isinstance(part, nn.Module) and {*map(id, part.parameters())} >= {*map(id, model.parameters())}:
-        part.forward = Door(part, _warning(part, trains))
+        doors.append(Door(part, _warning(part), trains))
+    for door in doors:
+        door.module.forward = door  # type: ignore[method-assign]
+    return doors
 
 
-def close_doors(model: nn.Module) -> None:
-    """Give `forward` back where `open_doors` has changed it."""
-    for part in (model, getattr(model, "module", None)):
-        door = part.__dict__.get("forward") if isinstance(part, nn.Module) else None
-        if not isinstance(door, Door):
-            continue
-        # Somebody else's `forward` may lead here.
-        door.is_open = False
-        del part.__dict__["forward"]
-        if not door.hides_method:
-            part.forward = door.plain
-
-
-def _warning(part: nn.Module, trains: Callable[[], bool]) -> Callable[..., Any]:
+def _warning(part: nn.Module) -> Callable[..., Any]:
     plain, told = part.forward, False
 
     @between_graphs
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal told
-        if not told and trains() and part.training:
+        if not told:
             told = True
             warn(
                 f"{type(part).__name__} was called by itself, as the `module` of a wrapped model, and trains without "

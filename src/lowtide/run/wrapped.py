@@ -20,7 +20,7 @@ from lowtide.run.diagnose import (
     nothing_captured,
     refuse_context,
 )
-from lowtide.run.doors import between_graphs, close_doors, open_doors
+from lowtide.run.doors import Door, between_graphs, inside, open_doors
 from lowtide.run.entry import MOST_RECOMPILATIONS, Entry
 from lowtide.run.noise import quiet_warnings
 from lowtide.run.outputs import tensors_in
@@ -40,27 +40,34 @@ class Wrapped:
         self.plain = plain
         self.model = model
         self.session = session
+        self.doors: list[Door] = []
         self._forward: Wrapped | None = None
         self._verify = verify
         self._planned = Entry(plain, make_backend(self.session))
         self._warned_of_limit = False
 
-    @between_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
-        if not self.trains():
-            return self.plain(*args, **kwargs)
+        return self._train_by_itself(*args, **kwargs) if self.trains() else self.plain(*args, **kwargs)
+
+    @between_graphs
+    def _train_by_itself(self, *args: Any, **kwargs: Any) -> Any:
         if self._verify:
             self._verify = False
-            verify_call(self.plain, self.train, self.model, args, kwargs)
+            verify_call(self.unplanned, self.train, self.model, args, kwargs)
         return self.train(*args, **kwargs)
 
     @between_graphs
     def call_forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's `forward` returns, called by itself: without the model's hooks."""
         if self._forward is None:
-            self._forward = Wrapped(self.model.forward.plain, self.model, self.session, verify=False)
+            self._forward = Wrapped(self.doors[0].plain, self.model, self.session, verify=False)
         return self._forward(*args, **kwargs)
+
+    def unplanned(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of a call without a plan, whether it trains or not."""
+        with inside:
+            return self.plain(*args, **kwargs)
 
     def trains(self) -> bool:
         """Whether a call made now is to be planned."""
@@ -107,7 +114,7 @@ class Wrapped:
                 refuse_context(self.model, args, kwargs)
             except LowtideError as refused:
                 return refused
-            eager = eager_error(self.plain, self.model, args, kwargs)
+            eager = eager_error(self.unplanned, self.model, args, kwargs)
             if eager is not None:
                 return eager.with_traceback(without_our_frames(eager.__traceback__))
         return own or failed_here(error)
@@ -139,17 +146,20 @@ def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Mod
     if model._compiled_call_impl is not None and not isinstance(model._compiled_call_impl, Wrapped):
         raise InvalidModelError("The model was compiled in place by model.compile(); wrap a model that was not.")
     # The bound method, not the model: a call of the model would come back here.
-    close_doors(model)
+    unwrap_module(model)
     wrapped = Wrapped(model._call_impl, model, Session(settings), verify=verify)
     model._compiled_call_impl = wrapped
-    open_doors(model, wrapped.call_forward, wrapped.trains)
+    wrapped.doors = open_doors(model, wrapped.call_forward, wrapped.trains)
     return model
 
 
 def unwrap_module(model: nn.Module) -> nn.Module:
     """Make calls of `model` run as before `wrap_module`, in place, and return it."""
-    model._compiled_call_impl = None
-    close_doors(model)
+    wrapped = wrapped_of(model)
+    if wrapped is not None:
+        model._compiled_call_impl = None
+        for door in wrapped.doors:
+            door.close()
     return model
 
 
