@@ -216,7 +216,7 @@ def compare(
         planners: Names or planners; by default all that are registered, without `brute_force` and `auto_thorough`.
         costs: As for `wrap`.
     """
-    from lowtide.run.progress import ProgressLine
+    from lowtide.progress import ProgressLine
 
     check_comparison(budgets, planners)
     problem = _rehearse("compare", model, args, kwargs, budget="100%", planner="keep_all", costs=costs).problem
@@ -251,7 +251,7 @@ def explain(
         costs: As for `wrap`.
         less: Whether to work out what each 10 % less memory would cost, which takes one plan each.
     """
-    from lowtide.run.progress import ProgressLine
+    from lowtide.progress import ProgressLine
 
     found = model
     if not isinstance(found, Plan):

@@ -56,7 +56,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Compare, print and write; return the exit code."""
-    from lowtide.run.progress import ProgressLine
+    from lowtide.progress import ProgressLine
 
     files = [options.out, options.report]
     check_files(files, force=options.force)

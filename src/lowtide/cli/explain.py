@@ -41,7 +41,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Explain, print and write; return the exit code."""
-    from lowtide.run.progress import ProgressLine
+    from lowtide.progress import ProgressLine
 
     check_files([options.out], force=options.force)
     plan = _plan(options)

@@ -33,8 +33,8 @@ from lowtide.plan.infeasible import infeasible
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
+from lowtide.progress import ProgressLine
 from lowtide.run.chain_guard import check_call, check_modules
-from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings
 
 # Planners that put something between the two ops of a backward are asked again for a little less.

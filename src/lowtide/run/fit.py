@@ -29,7 +29,7 @@ from lowtide.plan.infeasible import infeasible_memory
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
-from lowtide.run.progress import ProgressLine
+from lowtide.progress import ProgressLine
 from lowtide.run.rehearse import rehearse
 from lowtide.run.settings import Settings
 

@@ -14,9 +14,9 @@ from lowtide.errors import InfeasibleBudgetError, LowtideError, PlanFileError, w
 from lowtide.plan.infeasible import AskedBudget, infeasible
 from lowtide.plan.problem import Problem
 from lowtide.plan.result import Plan
+from lowtide.progress import ProgressLine
 from lowtide.pytorch.compiler import counters
 from lowtide.run.plans_on_disk import solve_once
-from lowtide.run.progress import ProgressLine
 from lowtide.run.settings import Settings
 
 
