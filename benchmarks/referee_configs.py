@@ -124,7 +124,7 @@ def _smaller(name: str, value: Any, level: int, tokens: dict[str, int], config: 
     if isinstance(value, list | tuple) and value:
         return _sequence(name, value, level, config)
     if isinstance(value, dict) and level == 0:
-        return {key: _rope(key, entry) for key, entry in value.items()}
+        return _rope(value)
     return value
 
 
@@ -179,9 +179,12 @@ def _distinct(value: Any) -> list[Any]:
     return first + list(value)
 
 
-def _rope(key: str, value: Any) -> Any:
-    if key == "mrope_section":
-        return [2, 3, 3]
-    if isinstance(value, dict):
-        return {inner: _rope(inner, entry) for inner, entry in value.items()}
-    return value
+def _rope(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return rotary settings whose sections fill a small head."""
+    half = int(HEAD // 2 * entry.get("partial_rotary_factor", 1))
+    outer = 3 * half // 8
+    # Models that divide heads into sections have a default of their own, which only fits a large head.
+    named = "mrope_section" in entry or "rope_theta" in entry
+    sections = {"mrope_section": [half - 2 * outer, outer, outer]} if named else {}
+    inner = {key: _rope(value) for key, value in entry.items() if isinstance(value, dict)}
+    return {**entry, **inner, **sections}

@@ -32,7 +32,7 @@ def outcome(row: Row) -> str:
         return FOREIGN
     if "error" in row or "late" in row:
         return OURS if "error" in row else LATE
-    if row["bits"] != "exact" and not row["eager_differs"] and not _is_limit(row):
+    if row["bits"] != "exact" and not row.get("eager_differs") and not _is_limit(row):
         return SILENT
     if row["measured_bytes"] > row["budget_bytes"]:
         return ABOVE_WARNED if row["graphs"] > 1 and row["warnings"] else ABOVE
@@ -40,7 +40,7 @@ def outcome(row: Row) -> str:
         return UNPLANNED
     if row["bits"] == "exact":
         return EXACT
-    return EAGER if row["eager_differs"] else LIMIT
+    return EAGER if row.get("eager_differs") else LIMIT
 
 
 def _is_limit(row: Row) -> bool:
@@ -64,7 +64,7 @@ def _bits(row: Row) -> str:
         return "-"
     if row["bits"] == "exact":
         return "exact"
-    stock = "same in aot_eager" if row.get("as_aot_eager") else f"aot_eager: {row['aot_eager']}"
+    stock = "same in aot_eager" if row.get("as_aot_eager") else f"aot_eager: {row.get('aot_eager', 'not run')}"
     return f"{row['bits']} by {row['amount']:.1g}; {stock}"
 
 
