@@ -56,6 +56,7 @@ NAMES: tuple[PrivateName, ...] = (
         ("_profiler.ProfilerState.CPU", "measure.py", "says what is recorded"),
         ("_profiler._ExperimentalConfig", "pytorch/profiler.py measure.py", "says what is recorded"),
         ("_profiler._ExtraFields_Allocation", "pytorch/profiler.py measure.py", "reads allocator events"),
+        ("_profiler._RecordFunctionFast", "lower/rewrite.py", "labels ops in a recording"),
         ("_profiler._ProfilerEvent", "pytorch/profiler.py measure.py", "reads allocator events"),
     ),
     *_under(
