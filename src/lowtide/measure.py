@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.profiler import profile, record_function
@@ -80,16 +80,69 @@ def run_with_peak(fn: Callable[[], Result], device: torch.device) -> tuple[Resul
     if device.type == "cuda":
         return _run_on_cuda(fn, device)
     # Kineto is one per process; the older profiler is one per thread, and its events need no clock to be in order.
+    with _recorder() as events:
+        result = fn()
+    changes = (event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc")
+    return result, max(accumulate(changes), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What was allocated while something ran.
+
+    Attributes:
+        peak_bytes: The highest bytes above the level at entry.
+        inside_bytes: For every label, the highest bytes allocated in a part of that name and freed before its end.
+    """
+
+    peak_bytes: int
+    inside_bytes: dict[str, int]
+
+
+def can_record(device: torch.device) -> bool:
+    """Whether `record_parts` can be used now: on the CPU, and while nobody else profiles."""
+    return device.type == "cpu" and not _profiler_enabled()
+
+
+def record_parts(fn: Callable[[], Result], labels: Collection[str]) -> tuple[Result, Recording]:
+    """Return the result of `fn()` and what it allocated, on the CPU; parts are named by `record_function`.
+
+    Blocks from before that `fn` frees lower the level only if a recording was running when they were allocated.
+    """
+    with _recorder() as events:
+        result = fn()
+    peak = level = 0
+    inside = dict.fromkeys(labels, 0)
+    open_parts: list[tuple[str, int]] = []
+    for event in events:
+        if event.kind() == "push":
+            open_parts.append((event.name(), level))
+        elif event.kind() == "pop" and open_parts:
+            name, highest = open_parts.pop()
+            if name in inside:
+                inside[name] = max(inside[name], highest - level)
+            if open_parts:
+                open_parts[-1] = (open_parts[-1][0], max(open_parts[-1][1], highest))
+        elif event.kind() == "memory_alloc":
+            level += event.cpu_memory_usage()
+            peak = max(peak, level)
+            if open_parts:
+                open_parts[-1] = (open_parts[-1][0], max(open_parts[-1][1], level))
+    return result, Recording(peak, inside)
+
+
+@contextmanager
+def _recorder() -> Iterator[list[Any]]:
+    """Fill a list with the allocator's events, and the begin and end of ops, in this thread."""
+    events: list[Any] = []
     _enable_profiler_legacy(
         ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())  # profile_memory
     )
     try:
         with _uncollected():
-            result = fn()
+            yield events
     finally:
-        threads = _disable_profiler_legacy()
-    changes = (event.cpu_memory_usage() for events in threads for event in events if event.kind() == "memory_alloc")
-    return result, max(accumulate(changes), default=0)
+        events += [event for thread in _disable_profiler_legacy() for event in thread]
 
 
 def run_phases(phases: Sequence[Callable[[], object]], device: torch.device) -> list[tuple[int, int]]:
@@ -99,20 +152,14 @@ def run_phases(phases: Sequence[Callable[[], object]], device: torch.device) -> 
     """
     if device.type == "cuda":
         return _phases_on_cuda(phases, device)
-    _enable_profiler_legacy(
-        ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())  # profile_memory
-    )
-    try:
-        with _uncollected():
-            for phase in phases:
-                with record_function(_PHASE):
-                    pass
-                phase()
-    finally:
-        threads = _disable_profiler_legacy()
+    with _recorder() as events:
+        for phase in phases:
+            with record_function(_PHASE):
+                pass
+            phase()
     found: list[tuple[int, int]] = []
     peak = level = 0
-    for event in (event for events in threads for event in events):
+    for event in events:
         if event.kind() == "push" and event.name() == _PHASE:
             found.append((peak, level))
             peak = level

@@ -14,6 +14,7 @@ from lowtide import device as devices
 from lowtide.capture import pins
 from lowtide.capture.alias import storage_bytes, storage_key, tensors_in, view_base
 from lowtide.capture.copies import drop_copies
+from lowtide.capture.gradient_layout import lay_out_gradients
 from lowtide.capture.normalise import normalise
 from lowtide.capture.overwrite import find_tails
 from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_tangent, output_node
@@ -55,6 +56,7 @@ def make_program(
     hollow_out(module)
     if _has_tokens(module):
         parameters = ()  # positions count from behind the tokens that order effects, and gradients do not
+    lay_out_gradients(module, num_forward_outputs, parameters)
     program = _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
     tails = find_tails(program, like)
     return _Folder(module, num_forward_outputs, frozenset(parameters), tails).fold() if tails else program

@@ -52,6 +52,12 @@ def why_pinned(node: fx.Node, changed: Collection[fx.Node]) -> str:
     return ""
 
 
+def is_foreign(node: fx.Node) -> bool:
+    """Whether `node` calls what PyTorch's own library of ops does not have: its temporaries may depend on data."""
+    target: Any = node.target
+    return not isinstance(target, torch._ops.OpOverload) or target.namespace not in _PURE | _COLLECTIVES
+
+
 def replay_call(node: fx.Node) -> Call | None:
     """Return what recomputes `node` where that is not the call itself.
 

@@ -174,4 +174,12 @@ def nodes_in(structure: Any) -> list[fx.Node]:
 
 def _with_values(call: Call) -> Call:
     target, args, kwargs = call
-    return target, *fx.node.map_arg((args, dict(kwargs)), lambda node: node.meta.get("val"))  # type: ignore[return-value]
+    return target, *fx.node.map_arg((args, dict(kwargs)), _value_of)  # type: ignore[return-value]
+
+
+def _value_of(node: fx.Node) -> Any:
+    """Return the fake tensor of `node`, or the graph that an op such as `cond` takes as an argument."""
+    if node.op == "get_attr" and "val" not in node.meta:
+        found = getattr(node.graph.owning_module, str(node.target), None)
+        return found if isinstance(found, fx.GraphModule) else None
+    return node.meta.get("val")

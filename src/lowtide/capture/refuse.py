@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import fx
 
 from lowtide.errors import CaptureError
 
+_OURS = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
@@ -34,6 +36,7 @@ def refuse_unplannable(module: fx.GraphModule) -> None:
 def source_line(node: fx.Node) -> str:
     """Return the "file:line" of the user's that made `node`, or ""."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in frames if not frame[0].startswith(_OURS)]
     return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
 
 

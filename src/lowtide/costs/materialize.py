@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from lowtide.capture.sequence import in_sequence
 from lowtide.costs.op import Call
@@ -26,15 +27,26 @@ _STATISTICS: dict[Callable[..., Any], tuple[int, int]] = {
 }
 
 
-def materialize(call: Call) -> Call:
+def materialize(call: Call, truth: bool | None = None) -> Call:
     """Return `call` with real tensors of the same shapes, strides, dtypes and devices.
 
     An argument given twice is made once. Views of one storage become tensors of their own, no larger than the view.
+
+    Args:
+        call: The call.
+        truth: What single booleans are, which choose between graphs; None if nothing depends on it.
     """
     made: dict[int, torch.Tensor] = {}
+    if truth is not None:
+        flags = [leaf for leaf in pytree.tree_leaves(call[1:]) if isinstance(leaf, torch.Tensor) and _is_flag(leaf)]
+        made = {id(flag): torch.full(flag.shape, truth, dtype=torch.bool, device=flag.device) for flag in flags}
     if call[0] is not in_sequence:
         return _real_call(call, made)
     return in_sequence, tuple(_real_call(one, made) for one in call[1]), {}
+
+
+def _is_flag(fake: torch.Tensor) -> bool:
+    return fake.dtype == torch.bool and fake.numel() == 1
 
 
 def _real_call(call: Call, made: dict[int, torch.Tensor]) -> Call:
@@ -62,7 +74,7 @@ def _real(arg: Any, made: dict[int, torch.Tensor]) -> Any:
         return [_real(item, made) for item in arg]
     if isinstance(arg, dict):
         return {key: _real(value, made) for key, value in arg.items()}
-    if isinstance(arg, torch.SymInt | torch.SymFloat | torch.SymBool | torch.fx.GraphModule):
+    if isinstance(arg, torch.SymInt | torch.SymFloat | torch.SymBool):
         raise MeasureError(f"argument {arg!r:.40} is not a plain value")
     return arg
 

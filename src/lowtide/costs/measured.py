@@ -20,7 +20,7 @@ from lowtide.costs.analytic import estimate
 from lowtide.costs.cache import CostCache
 from lowtide.costs.devices import nearest
 from lowtide.costs.materialize import materialize
-from lowtide.costs.op import Call, Calls, OpCost, Progress, signature, silent, target_name, tensors_in
+from lowtide.costs.op import Call, Calls, OpCost, Progress, signature, silent, takes_graphs, target_name, tensors_in
 from lowtide.errors import LowtideWarning
 from lowtide.graph.costs import Costs
 from lowtide.measure import run_with_peak
@@ -137,10 +137,19 @@ def _measure_all(
                 found[key] = cost
 
 
-@torch.no_grad()
 def _measure(call: Call, device: torch.device, enough: float, known: OpCost | None = None) -> OpCost:
-    """Return the cost of one call, timed for `enough` seconds; of what is `known` only the time is measured again."""
-    target, args, kwargs = materialize(call)
+    """Return the cost of one call, timed for `enough` seconds; of what is `known` only the time is measured again.
+
+    Where booleans choose between graphs, the dearer choice counts.
+    """
+    choices = (True, False) if takes_graphs(call) else (None,)
+    found = [_measure_choice(materialize(call, choice), device, enough, known) for choice in choices]
+    return OpCost(max(cost.seconds for cost in found), max(cost.workspace_bytes for cost in found))
+
+
+@torch.no_grad()
+def _measure_choice(call: Call, device: torch.device, enough: float, known: OpCost | None) -> OpCost:
+    target, args, kwargs = call
 
     def run() -> Any:
         return target(*args, **kwargs)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils import _pytree as pytree
 
 from lowtide.capture.sequence import Call, Made
 from lowtide.graph.ir import Graph, OpId
@@ -95,7 +97,20 @@ def _text(arg: Any) -> str:
         return target_name(arg)
     if isinstance(arg, torch.dtype | torch.layout | torch.memory_format):
         return str(arg).removeprefix("torch.")
+    if isinstance(arg, torch.fx.GraphModule):
+        return f"<graph {graph_digest(arg)}>"
     return f"<{type(arg).__qualname__}>"
+
+
+def graph_digest(module: torch.fx.GraphModule) -> str:
+    """Return a hash of what a graph inside an op computes, graphs inside it included."""
+    parts = [part.code for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def takes_graphs(call: Call) -> bool:
+    """Whether the call runs graphs of ops that are its arguments, as `cond`, `while_loop` and `scan` do."""
+    return any(isinstance(leaf, torch.fx.GraphModule) for leaf in pytree.tree_leaves(call[1:]))
 
 
 def _tensor_text(tensor: torch.Tensor) -> str:

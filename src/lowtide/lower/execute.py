@@ -17,18 +17,21 @@ from lowtide.errors import LowtideWarning
 from lowtide.lower.quicken import quicken
 
 _VARIANTS = "lowtide_variants"
+_AROUND = "lowtide_around"
 _MOST_FRAMES = 12
 
 Builder = Callable[[frozenset[int]], fx.GraphModule]
+Run = Callable[[list[Any]], Any]
+Around = Callable[[Run, list[Any]], Any]
 
 
 def boxed(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
     """Return a function that takes the list of arguments, empties it, and runs `module` op by op."""
     del example_inputs
-    forward = _generate(module)
+    forward, around = _generate(module), module.meta.get(_AROUND)
 
     def run(args: list[Any]) -> Any:
-        return forward(args)
+        return forward(args) if around is None else around(forward, args)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     _allow_retain_graph()
@@ -88,6 +91,12 @@ def boxed_backward(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Cal
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def run_around(module: fx.GraphModule, around: Around) -> fx.GraphModule:
+    """Return `module`, of which every run is left to `around`, with the run and its arguments."""
+    module.meta[_AROUND] = around
+    return module
 
 
 def with_variants(backward: fx.GraphModule, silenced: frozenset[int], build: Builder) -> fx.GraphModule:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._C._profiler import _RecordFunctionFast
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.capture.pins import is_foreign
 from lowtide.capture.program import Program, Tail, is_getitem
 from lowtide.capture.sequence import written_over
 from lowtide.capture.shapes import is_hollow
@@ -89,6 +91,17 @@ def lower_backward(program: Program, schedule: Schedule, frame: Frame) -> fx.Gra
         backward.take(node)
     gradients = _run_backward(program, schedule, backward)
     return backward.finish(tuple(gradients), _descriptors(program)[program.num_forward_outputs :])
+
+
+def label_of(op: OpId) -> str:
+    """Return the name under which the memory of `op` can be found in a recording."""
+    return f"lowtide op {op}"
+
+
+def run_labelled(label: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Return `target(*args, **kwargs)`, recorded under `label` where something records."""
+    with _RecordFunctionFast(label):
+        return target(*args, **kwargs)
 
 
 def repeated_ops(schedule: Schedule) -> set[OpId]:
@@ -170,6 +183,8 @@ class _Emitter:
             state.meta["val"] = _fake_state(self.program)
             self.states[op] = state
         args, kwargs = self._arguments(node.args, node.kwargs)
+        if is_foreign(node):
+            return self._copy(node, run_labelled, (label_of(op), node.target, *args), kwargs, again=False)
         return self._copy(node, node.target, args, kwargs, again=False)
 
     def _emit_again(self, op: OpId, node: fx.Node) -> fx.Node:

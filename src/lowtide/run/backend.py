@@ -20,13 +20,14 @@ from lowtide.capture.program import Program
 from lowtide.capture.silence import idle_tangents, silence
 from lowtide.errors import CaptureError, InvalidInputError, LowtideError, UnsupportedBackwardError, warn
 from lowtide.graph.ir import Graph, ValueId
-from lowtide.lower.execute import boxed, boxed_backward, boxed_forward, with_variants
+from lowtide.lower.execute import boxed, boxed_backward, boxed_forward, run_around, with_variants
 from lowtide.lower.rewrite import lower, lower_backward, repeated_ops, saved_values
 from lowtide.pytorch.compiler import aot_autograd, functorch_config
 from lowtide.run.noise import quiet_warnings
 from lowtide.run.places import user_line
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
+from lowtide.run.watch import Watch
 from lowtide.schedule.expand import expand
 from lowtide.schedule.steps import Schedule
 
@@ -93,12 +94,28 @@ def make_backend(session: Session, *, run: bool = True, losses_only: bool = True
                 return compile_graph(module, example_inputs)  # type: ignore[no-any-return]
             except PlannedWithoutRunning:
                 return module.forward
-            except DynamicOutputShapeException as error:
-                # The compiler leaves this graph alone and goes on with what the model calls.
-                session.trouble = _size_from_data(error, module)
+            except Exception as error:
+                # The compiler may leave this graph alone and go on with what the model calls.
+                session.trouble = _trouble(error, module)
                 raise
 
     return backend
+
+
+def _trouble(error: Exception, module: fx.GraphModule) -> CaptureError:
+    """Return what to tell the user if nothing at all is captured because of `error`."""
+    if isinstance(error, DynamicOutputShapeException):
+        return _size_from_data(error, module)
+    lines = str(error).strip().splitlines()
+    nested = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
+    places = [f"{node.target} at {user_line(str(node.meta.get('stack_trace')))}" for node in nested]
+    hint = f" The graph has {', '.join(places)}, whose backward may be what fails." if nested else ""
+    found = CaptureError(
+        f"PyTorch could not make the training graph of this call: {type(error).__name__}: {lines[0] if lines else ''}."
+        f"{hint} Leave that part of the model unwrapped."
+    )
+    found.__cause__ = error
+    return found
 
 
 def _size_from_data(error: DynamicOutputShapeException, module: fx.GraphModule) -> CaptureError:
@@ -148,6 +165,9 @@ def plan_and_lower(
         session.retract(plan)
         return plan_and_lower(joint, shape, session, losses_only=False)
     lowered = lower(program, schedule, spare)
+    watch = Watch(plan, program, session.corrections)
+    run_around(lowered.forward, watch.forward)
+    run_around(lowered.backward, watch.backward)
 
     def build(missing: frozenset[int]) -> fx.GraphModule:
         variant = _program(silence(joint, missing), shape, full) if missing else full

@@ -76,18 +76,36 @@ def _is_dual(tensor: torch.Tensor) -> bool:
 def eager_error(plain: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: Any) -> Exception | None:
     """Return the error that the call raises without any plan, or None.
 
-    The call is made without gradients, so that nothing is saved for backward, and leaves no trace.
+    What it would save for backward is dropped, so that it needs little memory, and it leaves no trace.
     """
-    state = ModelState(model)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
-    try:
-        with torch.no_grad():
-            plain(*args, **kwargs)
-    except Exception as error:
-        return error
-    finally:
-        state.restore(model)
+    for mode in (torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(_drop, _ask_for)):
+        state = ModelState(model)
+        try:
+            with mode:
+                plain(
+                    *pytree.tree_map_only(torch.Tensor, fresh, args),
+                    **pytree.tree_map_only(torch.Tensor, fresh, kwargs),
+                )
+        except _DroppedError:
+            return None
+        except Exception as error:
+            return error
+        finally:
+            state.restore(model)
     return None
+
+
+class _DroppedError(Exception):
+    """Raised where the call reads what was dropped: it is differentiated inside."""
+
+
+def _drop(tensor: torch.Tensor) -> None:
+    """Keep nothing for backward."""
+
+
+def _ask_for(nothing: None) -> torch.Tensor:
+    """Say that nothing was kept."""
+    raise _DroppedError
 
 
 def is_users_own(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from lowtide.progress import ProgressLine
 from lowtide.pytorch.compiler import counters
 from lowtide.run.plans_on_disk import solve_once
 from lowtide.run.settings import Settings
+from lowtide.run.watch import Corrections
 
 
 class Session:
@@ -29,6 +30,7 @@ class Session:
         self.num_compiled = 0
         self.ran = False
         self.trouble: LowtideError | None = None
+        self.corrections = Corrections()
         self._calls_plans: list[Plan] = []
         self._whole_bytes = 0
         self._breaks = 0
@@ -54,6 +56,13 @@ class Session:
                 "keep taken off its budget, and code outside of them runs unplanned: the peak of the whole step is not "
                 "guaranteed."
             )
+
+    def drop_overdrawn(self) -> bool:
+        """Forget plans whose first step needed more than the budget; return whether there were any."""
+        overdrawn = self.corrections.overdrawn
+        self.plans = [plan for plan in self.plans if plan not in overdrawn]
+        self.corrections.overdrawn = []
+        return bool(overdrawn)
 
     def plan(self, program: Program) -> Plan:
         """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""
@@ -89,7 +98,7 @@ class Session:
 
     def _new(self, program: Program) -> Plan:
         with ProgressLine() as progress:
-            costs = resolve_costs(program, self.settings.costs, progress)
+            costs = self.corrections.apply(program, resolve_costs(program, self.settings.costs, progress))
             asked = self._asked(Problem(program.graph, costs, 1).baseline.peak_bytes, program.device)
             # Where earlier graphs hold all of it, the planner still says what would be enough.
             problem = Problem(program.graph, costs, max(asked.left_bytes, 1))

@@ -78,6 +78,8 @@ class Wrapped:
         if is_unusual():
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
+        if session.drop_overdrawn():
+            self._planned = Entry(self.plain, make_backend(session))
         before = None if session.plans else ModelState(self.model)
         session.begin_call()
         try:
