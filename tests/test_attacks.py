@@ -220,3 +220,29 @@ def test_dropout_of_everything_with_infinities(dtype: torch.dtype) -> None:
         return torch.nan_to_num(F.dropout(wild, 1.0)).to(h.dtype)
 
     assert_exact(Calls(drop), floats(4, 8))
+
+
+# Outputs beside the loss that are views of what it is computed from
+
+
+class Contrastive(nn.Module):
+    def __init__(self, extra: str) -> None:
+        super().__init__()
+        self.one, self.other, self.scale = nn.Linear(64, 32), nn.Linear(64, 32), nn.Parameter(torch.tensor(2.66))
+        self.extra = extra
+
+    def forward(self, x: torch.Tensor) -> Any:
+        one, other = F.normalize(self.one(x)), F.normalize(self.other(x.flip(0)))
+        logits = one @ other.t() * self.scale.exp()
+        target = torch.arange(len(logits))
+        loss = (F.cross_entropy(logits, target) + F.cross_entropy(logits.t(), target)) / 2
+        extras = {"both": (logits, logits.t()), "turned": (logits.t(),), "plain": (logits,), "hidden": (one.t(), other)}
+        return loss, *extras[self.extra]
+
+
+@pytest.mark.parametrize("extra", ["both", "turned", "plain", "hidden"])
+@pytest.mark.parametrize("seed", [1, 2, 7])
+def test_outputs_that_are_views_beside_the_loss(extra: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    batches = [((torch.randn(4, 64),), {}) for _ in range(2)]
+    assert_exact(Contrastive(extra), batches, loss=lambda result: result[0])

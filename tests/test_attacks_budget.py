@@ -156,37 +156,36 @@ def test_an_op_that_is_too_hungry_is_refused() -> None:
     copies["number"] = 1
 
 
-class Wide(nn.Module):
-    """Needs temporaries where most is alive."""
+@pytest.mark.parametrize("extra", [60_000, 10_000_000])
+def test_a_step_that_needs_more_for_no_known_reason(extra: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the prediction misses is kept free from the second step on, or the budget is refused."""
+    from lowtide.measure import Recording
+    from lowtide.run import watch
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = stack(12), nn.Linear(64, 512)
+    honest = watch.record_parts
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.logsumexp(self.head(self.body(x)), dim=1).mean()
+    def hungrier(run: Any, labels: Any) -> tuple[Any, Recording]:
+        result, recording = honest(run, labels)
+        return result, Recording(recording.peak_bytes + extra, recording.inside_bytes)
 
-
-def test_a_step_that_needs_more_for_no_known_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Costs that leave all temporaries out stand for any mistake of the prediction."""
-    from lowtide.costs import measured as module
-
-    monkeypatch.setattr(module, "_workspace_bytes", lambda *_: 0)
-    monkeypatch.setattr(module, "CostCache", lambda _: None)
-    net, x = Wide(), torch.randn(256, 64)
-    budget = int(0.8 * lowtide.plan(net, (x,), budget="100%").baseline_peak_bytes)
+    monkeypatch.setattr(watch, "record_parts", hungrier)
+    net, x = nn.Sequential(stack(12), nn.Linear(64, 1)), torch.randn(256, 64)
+    budget = int(0.7 * lowtide.plan(net, (x,), budget="100%").baseline_peak_bytes)
     model = lowtide.wrap(net, budget=budget)
-
-    def step() -> None:
-        model(x).backward()
-
-    # What watches a step cannot do so while another profiler is active, as in `measure_peak`: that comes later.
-    over = lowtide.measure_peak(step)
+    model(x).sum().backward()
+    first = lowtide.plans(model)[-1]
+    if extra > budget:
+        with pytest.raises(InfeasibleBudgetError):
+            model(x)
+        return
     for _ in range(3):
-        model.zero_grad()
-        step()
-    model.zero_grad()
-    assert lowtide.measure_peak(step) <= budget < over
+        model(x).sum().backward()
+    second = lowtide.plans(model)[-1]
+    assert first not in lowtide.plans(model)
+    assert second.peak_bytes <= budget
+    missed = max(0, first.peak_bytes + extra - budget)
+    assert second.problem.price(first.schedule).peak_bytes > budget
+    assert max(second.problem.costs.workspace_bytes) >= missed
 
 
 def test_parts_of_a_recording() -> None:

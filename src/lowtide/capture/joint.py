@@ -25,7 +25,7 @@ from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
 from lowtide.pytorch.compiler import InputMutationAOTOutput
 
-_ROOT = re.compile(r"^[LG]\['\w+'\](?:\.__closure__\[\d+\]\.cell_contents|\.__self__)*\.?")
+_ROOT = re.compile(r"^[LG]\['\w+'\](?:\.__closure__\[\d+\]\.cell_contents|\.__self__|\.forward\.plain)*\.?")
 _ITEM = re.compile(r"\.?(?:__dict__\['_modules'\]|_modules)\['(?P<name>[^']+)'\]")
 
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 
 from lowtide.capture.program import is_tangent, output_node
 
@@ -39,7 +42,9 @@ def silence(module: fx.GraphModule, missing: Collection[int]) -> fx.GraphModule:
     result = graph.output(outputs)
     result.meta = copy.copy(output_node(module).meta)
     tangents = tangents_of(module)
-    _Silencer(graph, {copies[tangents[index]] for index in missing}).run()
+    silencer = _Silencer(graph, {copies[tangents[index]] for index in missing})
+    silencer.run()
+    _retrace(graph, silencer.relaid)
     return fx.GraphModule(module, graph)
 
 
@@ -50,6 +55,7 @@ class _Silencer:
         self.graph = graph
         self.zeros = zeros
         self.gradients = {node for node in graph.nodes if is_tangent(node)}
+        self.relaid: set[fx.Node] = set()
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -74,12 +80,18 @@ class _Silencer:
                 self._put_zeros(node, source)
 
     def _pass_on(self, node: fx.Node) -> bool:
-        """Replace a sum of a gradient and a zero by the gradient, where that changes neither shape nor type."""
+        """Replace a sum of a gradient and a zero by the gradient, where that changes neither shape nor type.
+
+        The gradient may be laid out otherwise than the sum was; what is computed from it then is, too, as in eager.
+        """
         if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
             return False
         (other,) = [source for source in node.args if source not in self.zeros]
         if not isinstance(other, fx.Node) or not _alike(other.meta["val"], node.meta["val"]):
             return False
+        if other.meta["val"].stride() != node.meta["val"].stride():
+            self.relaid.update(user for user in node.users if user.op != "output")
+        self.relaid.discard(node)
         node.replace_all_uses_with(other)
         self.gradients.add(other)
         self.graph.erase_node(node)
@@ -100,4 +112,23 @@ class _Silencer:
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.stride() == other.stride()
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _retrace(graph: fx.Graph, relaid: Collection[fx.Node]) -> None:
+    """Work out the results of nodes anew that read a tensor in another layout than when they were traced."""
+    stale = set(relaid)
+    for node in graph.nodes:
+        if node.op != "call_function" or not (node in stale or stale.intersection(node.all_input_nodes)):
+            continue
+        stale.add(node)
+        args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])
+        modes = [leaf.fake_mode for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        with modes[0] if modes else nullcontext():
+            try:
+                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+            except RuntimeError:
+                if node.target is not aten.view.default:
+                    raise
+                node.target = aten.reshape.default
+                node.meta["val"] = aten.reshape.default(*args, **kwargs)

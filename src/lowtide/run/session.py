@@ -62,6 +62,9 @@ class Session:
         overdrawn = self.corrections.overdrawn
         self.plans = [plan for plan in self.plans if plan not in overdrawn]
         self.corrections.overdrawn = []
+        if overdrawn:
+            # The unplanned step that percentages are of needs more, too.
+            self._whole_bytes = 0
         return bool(overdrawn)
 
     def plan(self, program: Program) -> Plan:
