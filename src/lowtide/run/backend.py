@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -232,7 +232,25 @@ def _check_inputs(inputs: Sequence[Any]) -> None:
             "The graph has symbolic shapes, and a byte budget needs sizes that are numbers. Use "
             'torch.compile(model, backend="lowtide", dynamic=False, ...): each input shape then gets its own plan.'
         )
-    check_devices([item for item in inputs if isinstance(item, torch.Tensor)])
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    # Some versions of PyTorch's compiler trace what such a type makes of an op, and then apply it once more.
+    refuse_types({type(item) for item in tensors if _has_rules(type(item))})
+    check_devices(tensors)
+
+
+def _has_rules(kind: type[torch.Tensor]) -> bool:
+    """Whether tensors of this type may change what ops do with them; parameters have that switched off."""
+    return kind is not torch.Tensor and kind.__torch_function__ is not nn.Parameter.__torch_function__
+
+
+def refuse_types(kinds: Collection[type[torch.Tensor]]) -> None:
+    """Raise `InvalidInputError` if there are any: subclasses of tensors that are not served."""
+    if kinds:
+        raise InvalidInputError(
+            f"The call has tensors of the subclasses {', '.join(sorted(kind.__name__ for kind in kinds))}, whose own "
+            "rules a planned graph does not follow. Pass plain tensors (x.as_subclass(torch.Tensor), or what the "
+            "subclass wraps), or leave the model unwrapped."
+        )
 
 
 def check_devices(tensors: Sequence[torch.Tensor], *, data: bool = True) -> None:

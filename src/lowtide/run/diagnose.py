@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lowtide.errors import CaptureError, InvalidInputError, LowtideError, UnsupportedBackwardError
-from lowtide.run.backend import check_devices
+from lowtide.errors import CaptureError, LowtideError, UnsupportedBackwardError
+from lowtide.run.backend import check_devices, refuse_types
 from lowtide.run.entry import Entry
 from lowtide.run.noise import quiet_warnings
 from lowtide.run.places import is_inside, user_line
@@ -37,7 +37,7 @@ def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
     """Raise an error of ours if the call is made in a way that planned calls do not support."""
     tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     tensors += [] if model is None else [*model.parameters(), *model.buffers()]
-    _refuse_subclasses(tensors)
+    refuse_types({type(tensor) for tensor in tensors} - _PLAIN_TENSORS)
     if peek_interpreter_stack() is not None:
         raise UnsupportedBackwardError(
             "A wrapped model was called inside a transform of torch.func (grad, vmap, jvp, ...), which needs the "
@@ -57,16 +57,6 @@ def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
             "model that is not wrapped inside it."
         )
     check_devices(tensors)
-
-
-def _refuse_subclasses(tensors: Sequence[torch.Tensor]) -> None:
-    found = sorted({type(tensor).__name__ for tensor in tensors if type(tensor) not in _PLAIN_TENSORS})
-    if found:
-        raise InvalidInputError(
-            f"The call has tensors of the subclasses {', '.join(found)}, whose own rules a planned graph does not "
-            "follow. Pass plain tensors (x.as_subclass(torch.Tensor), or what the subclass wraps), or leave the model "
-            "unwrapped."
-        )
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:
