@@ -233,7 +233,7 @@ def _check_inputs(inputs: Sequence[Any]) -> None:
             'torch.compile(model, backend="lowtide", dynamic=False, ...): each input shape then gets its own plan.'
         )
     tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-    # Some versions of PyTorch's compiler trace what such a type makes of an op, and then apply it once more.
+    # The compiler loses the type of what such rules return, so that they no longer apply to later ops: other values.
     refuse_types({type(item) for item in tensors if _has_rules(type(item))})
     check_devices(tensors)
 
