@@ -60,6 +60,11 @@ NAMES: tuple[PrivateName, ...] = (
         ("_profiler._ProfilerEvent", "pytorch/profiler.py measure.py", "reads allocator events"),
     ),
     *_under(
+        "torch._prims_common",
+        ("is_non_overlapping_and_dense_or_false", "capture/gradient_layout.py", "lays gradients out as eager does"),
+        ("make_contiguous_strides_for", "capture/gradient_layout.py", "lays gradients out as eager does"),
+    ),
+    *_under(
         "torch._subclasses.fake_tensor",
         ("DynamicOutputShapeException", "run/backend.py", "recognises shapes that depend on data"),
         ("FakeCopyMode", "run/fakes.py", "copies a model without its data"),
