@@ -13,6 +13,7 @@ from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from lowtide.run.backend import Backend
+from lowtide.run.branches import foreseeing_branches
 from lowtide.run.doors import inside
 from lowtide.run.noise import quiet_logs
 
@@ -29,9 +30,14 @@ class Entry:
         plain: The function.
         backend: Receives its graphs.
         whole: Raise where the function cannot be traced as one graph.
+        foresee: Take branches on the contents of integer inputs as eager does, and check them at every call.
     """
 
-    def __init__(self, plain: Callable[..., Any], backend: Backend, *, whole: bool = False) -> None:
+    def __init__(
+        self, plain: Callable[..., Any], backend: Backend, *, whole: bool = False, foresee: bool = False
+    ) -> None:
+        self._foresee = foresee
+
         def entry(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)
 
@@ -51,7 +57,7 @@ class Entry:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `plain` returns."""
-        with self._tracing, quiet_logs(), inside:
+        with self._tracing, quiet_logs(), inside, foreseeing_branches(self._foresee):
             return self._planned(*args, **kwargs)
 
     def revive(self) -> None:

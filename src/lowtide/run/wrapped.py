@@ -12,6 +12,7 @@ from torch import nn
 
 from lowtide.errors import InfeasibleBudgetError, InvalidModelError, LowtideError, warn
 from lowtide.run.backend import make_backend
+from lowtide.run.branches import BranchChangedError, branches
 from lowtide.run.diagnose import (
     eager_error,
     failed_here,
@@ -31,6 +32,8 @@ from lowtide.run.translate import lowtide_cause
 from lowtide.run.verify import ModelState, verify_call
 
 _MANY_RECOMPILATIONS = 6
+# Combinations of branches on inputs that are kept; with more of them, a call is cut at such branches instead.
+_MOST_ENTRIES = 8
 
 
 class Wrapped:
@@ -43,7 +46,8 @@ class Wrapped:
         self.doors: list[Door] = []
         self._forward: Wrapped | None = None
         self._verify = verify
-        self._planned = Entry(plain, make_backend(self.session))
+        self._entries = [self._new_entry()]
+        self._foresees = False
         self._warned_of_limit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,13 +83,13 @@ class Wrapped:
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
         if session.drop_overdrawn():
-            self._planned = Entry(self.plain, make_backend(session))
-        before = None if session.plans else ModelState(self.model)
+            self._entries = [self._new_entry()]
+        before = ModelState(self.model) if not session.plans or self._foresees else None
         session.begin_call()
         try:
-            result = self._run(args, kwargs)
+            result = self._run(args, kwargs, before)
         except Exception as error:
-            self._planned.revive()
+            self._entries[0].revive()
             own = self._explain(error, args, kwargs)
             if before is not None and isinstance(own, LowtideError):
                 before.restore(self.model)
@@ -97,14 +101,35 @@ class Wrapped:
             self._watch_limit()
         return result
 
-    def _run(self, args: Any, kwargs: Any) -> Any:
+    def _run(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
         """Return the result of the compiled call; raise if it ran outside of any plan but is to be differentiated."""
         with nullcontext() if self.session.plans else quiet_warnings():
-            result = self._planned(*args, **kwargs)
+            result = self._run_foreseen(args, kwargs, before)
         if not self.session.ran and any(tensor.requires_grad for tensor in tensors_in(result)):
             refuse_context(self.model, args, kwargs)
             raise nothing_captured(self.plain, args, kwargs, self.session.trouble)
         return result
+
+    def _run_foreseen(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
+        """Return the result of the entry that has foreseen the branches of this call; one is made if there is none."""
+        for number in range(_MOST_ENTRIES + 1):
+            if number == len(self._entries):
+                self._entries.append(self._new_entry(foresee=number < _MOST_ENTRIES))
+            entry, known = self._entries[number], branches.foreseen
+            try:
+                result = entry(*args, **kwargs)
+            except BranchChangedError:
+                assert before is not None
+                before.restore(self.model)
+                self.session.begin_call()
+                continue
+            self._foresees |= branches.foreseen > known
+            self._entries.insert(0, self._entries.pop(number))
+            return result
+        raise AssertionError("the last entry foresees nothing")
+
+    def _new_entry(self, *, foresee: bool = True) -> Entry:
+        return Entry(self.plain, make_backend(self.session), foresee=foresee)
 
     def _explain(self, error: Exception, args: Any, kwargs: Any) -> Exception:
         """Return what to raise in the place of `error`: the user's own error as it is, or one of ours."""

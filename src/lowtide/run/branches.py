@@ -1,0 +1,151 @@
+"""Branches on what integer and boolean inputs contain, taken as eager takes them, without cutting the graph in two.
+
+`if attention_mask.all():` is a choice between two graphs. The tracer cannot read values, so it would end the graph
+there; libraries that know this do something else while they are traced, which gives other bits than eager. Here the
+condition is worked out on the real inputs of the call that is captured, the branch is traced, and an op in the graph
+checks at every call that the condition still holds. Where it does not, the call is captured for the other branch.
+
+Only conditions that follow from integer and boolean inputs by a few ops are treated so: they are cheap, early in the
+step, and seldom change.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
+
+_LIBRARY = torch.library.Library("lowtide", "FRAGMENT")
+_LIBRARY.define("expect(Tensor condition, bool answer) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+
+# More would be work instead of a look.
+_MOST_NODES, _MOST_ELEMENTS = 64, 1 << 24
+_JUMPS = [name for name in dis.opmap if name.startswith("POP_JUMP") and name.endswith(("IF_FALSE", "IF_TRUE"))]
+# Functions with which libraries ask whether they are traced, and do otherwise than in eager if they cannot read values.
+_QUESTIONS = (("transformers.masking_utils", "is_tracing"),)
+
+
+class BranchChangedError(Exception):
+    """A condition on inputs is another than when the call was captured."""
+
+
+def _expect(condition: torch.Tensor, answer: bool) -> None:
+    if bool(condition) != answer:
+        raise BranchChangedError
+
+
+_LIBRARY.impl("expect", _expect, "CompositeExplicitAutograd")
+torch.library.register_fake("lowtide::expect", lambda condition, answer: None, lib=_LIBRARY)
+expect = torch.ops.lowtide.expect.default
+fx.node.has_side_effect(expect)
+
+
+class Branches(threading.local):
+    """Whether branches are foreseen in this thread now, and how many have been."""
+
+    active = False
+    foreseen = 0
+
+
+branches = Branches()
+
+
+@contextmanager
+def foreseeing_branches(active: bool) -> Iterator[None]:
+    """Foresee branches while functions are traced in this thread, if `active`."""
+    before = branches.active
+    branches.active = active
+    asked = [_answer_no(module, name) for module, name in _QUESTIONS if active and module in sys.modules]
+    try:
+        yield
+    finally:
+        branches.active = before
+        for module, name, original in asked:
+            setattr(module, name, original)
+
+
+def _answer_no(module_name: str, name: str) -> tuple[Any, str, Any]:
+    module = sys.modules[module_name]
+    original = getattr(module, name, None)
+    setattr(module, name, _no)
+    return module, name, original
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    """Answer that nothing is traced: what is decided by reading values is decided as eager does."""
+    return False
+
+
+def _foreseen(translator: Any) -> bool | None:
+    """Return what the condition on top of the stack is, with a check of it in the graph; None if it is no such one."""
+    value = translator.stack[-1]
+    if isinstance(value, LazyVariableTracker):
+        value = value.realize()
+    if not isinstance(value, TensorVariable) or not _is_cheap(value.as_proxy().node):
+        return None
+    with torch.no_grad():
+        answer = bool(value.get_real_value())
+    translator.output.create_proxy("call_function", expect, (value.as_proxy(), answer), {})
+    branches.foreseen += 1
+    return answer
+
+
+def _is_cheap(node: fx.Node) -> bool:
+    """Whether the value of `node` follows from integer and boolean inputs by a few ops without effects."""
+    pending, seen = [node], set()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        if len(seen) > _MOST_NODES or not _is_plain(current):
+            return False
+        pending += current.all_input_nodes
+    return True
+
+
+def _is_plain(node: fx.Node) -> bool:
+    example = node.meta.get("example_value")
+    if node.op == "placeholder":
+        argument = node.meta.get("grapharg")
+        real = argument.example if argument is not None else None
+        return isinstance(real, torch.Tensor) and not real.is_floating_point() and not real.is_complex()
+    if node.op not in ("call_function", "call_method") or not isinstance(example, torch.Tensor | int | float | bool):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
+    if name.startswith("rand") or name.endswith("_") or name in ("setitem", "bernoulli", "multinomial", "normal"):
+        return False
+    return not isinstance(example, torch.Tensor) or example.numel() <= _MOST_ELEMENTS
+
+
+def _foreseeing(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def inner(translator: Any, instruction: Any) -> None:
+        answer = _foreseen(translator) if branches.active else None
+        if answer is not None:
+            translator.pop()
+            translator.push(ConstantVariable.create(answer))
+        jump(translator, instruction)
+
+    return inner
+
+
+def _install() -> None:
+    """Let the tracer ask here first at conditional jumps; it does as ever where nothing is foreseen."""
+    pending: list[type] = [InstructionTranslatorBase]
+    while pending:
+        translator = pending.pop()
+        pending += translator.__subclasses__()
+        for name in _JUMPS:
+            code = dis.opmap[name]
+            translator.dispatch_table[code] = _foreseeing(translator.dispatch_table[code])  # type: ignore[attr-defined]
+
+
+_install()
