@@ -246,3 +246,50 @@ def test_outputs_that_are_views_beside_the_loss(extra: str, seed: int) -> None:
     torch.manual_seed(seed)
     batches = [((torch.randn(4, 64),), {}) for _ in range(2)]
     assert_exact(Contrastive(extra), batches, loss=lambda result: result[0])
+
+
+# Changes that autograd does not notice
+
+
+def clamp_weight(model: nn.Module, x: torch.Tensor) -> None:
+    model[0].weight.data.clamp_(-0.01, 0.01)
+
+
+def write_by_numpy(model: nn.Module, x: torch.Tensor) -> None:
+    model[0].bias.detach().numpy()[0] = 7
+
+
+def change_input(model: nn.Module, x: torch.Tensor) -> None:
+    x.data.mul_(2)
+
+
+def swap_elements(model: nn.Module, x: torch.Tensor) -> None:
+    model[0].weight.data.copy_(model[0].weight.data.flip(0))
+
+
+def change_nothing(model: nn.Module, x: torch.Tensor) -> None:
+    model[0].weight.data.mul_(1)
+
+
+@pytest.mark.parametrize("change", [clamp_weight, write_by_numpy, change_input, swap_elements, change_nothing])
+def test_changes_behind_autograds_back_are_found_under_verify(change: Callable[..., None]) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+    lowtide.wrap(model, planner=DropEverything(), verify=True, **LOOSE)
+    for step in range(2):
+        x = torch.randn(4, 8)
+        loss = model(x).sum()
+        if step:
+            change(model, x)
+        if step and change is not change_nothing:
+            with pytest.raises(lowtide.errors.VerificationError, match=r"\.data"):
+                loss.backward()
+        else:
+            loss.backward()
+
+
+def test_what_is_not_read_again_may_change_under_verify() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    lowtide.wrap(model, planner="keep_all", verify=True, **LOOSE)
+    loss = model(torch.randn(4, 8)).sum()
+    model[0].weight.data.clamp_(-0.01, 0.01)
+    loss.backward()

@@ -55,7 +55,8 @@ def wrap(
         planner: Name of a planner, or a planner.
         costs: "measured", "analytic", the name of a device for analytic costs, or ready costs.
         plan: A plan, or the path of a saved one, for the graph it was made for.
-        verify: Run the first training call plainly as well and compare bit for bit.
+        verify: Run the first training call plainly as well and compare bit for bit; and at every backward compare
+            what recomputation reads with what forward read, by checksums.
     """
     from torch import nn
 

@@ -6,7 +6,6 @@ pieces of autograd graph. Backward runs forward steps again as the schedule says
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,6 +26,7 @@ from lowtide.blocks.streams import mark_streams
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError, VerificationError
 from lowtide.lower.chain_steps import Step, steps_of
 from lowtide.lower.chain_tape import Tape
+from lowtide.lower.unchanged import checksum
 from lowtide.schedule.steps import Schedule
 
 _CHANGED = (
@@ -110,7 +110,7 @@ class _Chain(torch.autograd.Function):
         ctx.program, ctx.tape, ctx.state_size = program, tape, state_size
         tape.versions = [_mark(tensor) for tensor in tensors]
         tape.others = [_mark(tensor) for tensor in tape.arguments.others]
-        tape.sums = [_checksum(tensor) for tensor in tensors] if tape.verify else []
+        tape.sums = [checksum(tensor) for tensor in tensors] if tape.verify else []
         ctx.tensors = tensors
         tape.states[0] = tuple(tensor.detach() for tensor in tensors[:state_size])
         emitted: list[Tensor] = []
@@ -156,7 +156,7 @@ class _Chain(torch.autograd.Function):
         if [_mark(tensor) for tensor in tape.arguments.others] != tape.others:
             raise UnsupportedBackwardError(_CHANGED.format("An extra argument"))
         for number, (tensor, wanted) in enumerate(zip(ctx.tensors, tape.sums, strict=bool(tape.sums))):
-            if _checksum(tensor) != wanted:
+            if checksum(tensor) != wanted:
                 raise VerificationError(_changed(tape, ctx.state_size, number, tensor))
         if retain:
             tape = tape.copy()
@@ -178,12 +178,6 @@ def _without_gradient(program: ChainProgram, outputs: Sequence[Tensor], size: in
 def _mark(tensor: Tensor) -> tuple[int, int]:
     """Return what shows whether a tensor was changed in place or given other contents."""
     return version_of(tensor), tensor.data_ptr()
-
-
-def _checksum(tensor: Tensor) -> int:
-    """Return a number that other contents would hardly give."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy())
 
 
 def _kind(tape: Tape, state_size: int, number: int, tensor: Tensor) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -94,9 +95,21 @@ def boxed_backward(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Cal
 
 
 def run_around(module: fx.GraphModule, around: Around) -> fx.GraphModule:
-    """Return `module`, of which every run is left to `around`, with the run and its arguments."""
-    module.meta[_AROUND] = around
+    """Return `module`, of which every run is left to `around`, with the run and its arguments; the last goes first."""
+    within = module.meta.get(_AROUND)
+    module.meta[_AROUND] = around if within is None else _Nested(around, within)
     return module
+
+
+@dataclass(frozen=True)
+class _Nested:
+    """One way to run a module around another."""
+
+    outer: Around
+    inner: Around
+
+    def __call__(self, run: Run, args: list[Any]) -> Any:
+        return self.outer(lambda args: self.inner(run, args), args)
 
 
 def with_variants(backward: fx.GraphModule, silenced: frozenset[int], build: Builder) -> fx.GraphModule:

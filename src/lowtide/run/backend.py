@@ -22,6 +22,7 @@ from lowtide.errors import CaptureError, InvalidInputError, LowtideError, Unsupp
 from lowtide.graph.ir import Graph, ValueId
 from lowtide.lower.execute import boxed, boxed_backward, boxed_forward, run_around, with_variants
 from lowtide.lower.rewrite import lower, lower_backward, repeated_ops, saved_values
+from lowtide.lower.unchanged import Unchanged
 from lowtide.pytorch.compiler import aot_autograd, functorch_config
 from lowtide.run.noise import quiet_warnings
 from lowtide.run.places import user_line
@@ -168,6 +169,10 @@ def plan_and_lower(
     watch = Watch(plan, program, session.corrections)
     run_around(lowered.forward, watch.forward)
     run_around(lowered.backward, watch.backward)
+    if session.verifies:
+        unchanged = Unchanged(program, schedule, lowered.frame)
+        run_around(lowered.forward, unchanged.forward)
+        run_around(lowered.backward, unchanged.backward)
 
     def build(missing: frozenset[int]) -> fx.GraphModule:
         variant = _program(silence(joint, missing), shape, full) if missing else full

@@ -24,8 +24,9 @@ from lowtide.run.watch import Corrections
 class Session:
     """Plans graphs as the compiler hands them over, and remembers the plans."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, verifies: bool = False) -> None:
         self.settings = settings
+        self.verifies = verifies
         self.plans: list[Plan] = []
         self.num_compiled = 0
         self.ran = False

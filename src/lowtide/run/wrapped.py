@@ -174,7 +174,7 @@ def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Mod
         raise InvalidModelError("The model was compiled in place by model.compile(); wrap a model that was not.")
     # The bound method, not the model: a call of the model would come back here.
     unwrap_module(model)
-    wrapped = Wrapped(model._call_impl, model, Session(settings), verify=verify)
+    wrapped = Wrapped(model._call_impl, model, Session(settings, verifies=verify), verify=verify)
     model._compiled_call_impl = wrapped
     wrapped.doors = open_doors(model, wrapped.call_forward, wrapped.trains)
     return model
@@ -192,7 +192,7 @@ def unwrap_module(model: nn.Module) -> nn.Module:
 
 def wrap_function(function: Callable[..., Any], settings: Settings, *, verify: bool) -> Callable[..., Any]:
     """Return a function that runs `function` planned when gradients are recorded."""
-    wrapped = Wrapped(function, None, Session(settings), verify=verify)
+    wrapped = Wrapped(function, None, Session(settings, verifies=verify), verify=verify)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
