@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -158,3 +160,15 @@ def test_a_check_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.allow_in_graph(module.expect)
     with pytest.raises(AssertionError, match="differs"):
         assert_exact(model, batches(FULL, HOLES))
+
+
+def test_models_that_ask_whether_they_are_traced_are_told_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As models of transformers do: `transformers.models.x` imports the question by name."""
+    library = types.ModuleType("transformers.models.x")
+    exec("def is_torchdynamo_compiling():\n    import torch\n    return torch.compiler.is_compiling()", vars(library))
+    source = "def branch(h, mask):\n    return h.sin() if is_torchdynamo_compiling() else h.cos()"
+    exec(source, vars(library))
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    question = library.is_torchdynamo_compiling
+    assert_exact(Branching(library.branch), batches(FULL, HOLES))
+    assert library.is_torchdynamo_compiling is question

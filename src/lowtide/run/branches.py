@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,8 +30,10 @@ _LIBRARY.define("expect(Tensor condition, bool answer) -> ()", tags=(torch.Tag.p
 # More would be work instead of a look.
 _MOST_NODES, _MOST_ELEMENTS = 64, 1 << 24
 _JUMPS = [name for name in dis.opmap if name.startswith("POP_JUMP") and name.endswith(("IF_FALSE", "IF_TRUE"))]
-# Functions with which libraries ask whether they are traced, and do otherwise than in eager if they cannot read values.
-_QUESTIONS = (("transformers.masking_utils", "is_tracing"),)
+# Functions with which model libraries ask whether they are traced, to do otherwise than in eager: masks that are built
+# though nothing is masked, a scan in the place of a loop. Where they are asked in a model, the answer is no.
+_QUESTIONS = ("is_tracing", "is_torchdynamo_compiling")
+_MODELS = ("transformers.masking_utils", "transformers.models.")
 
 
 class BranchChangedError(Exception):
@@ -63,7 +66,9 @@ def foreseeing_branches(active: bool) -> Iterator[None]:
     """Foresee branches while functions are traced in this thread, if `active`."""
     before = branches.active
     branches.active = active
-    asked = [_answer_no(module, name) for module, name in _QUESTIONS if active and module in sys.modules]
+    asked = _questions(len(sys.modules)) if active else ()
+    for module, name, _ in asked:
+        setattr(module, name, _no)
     try:
         yield
     finally:
@@ -72,11 +77,21 @@ def foreseeing_branches(active: bool) -> Iterator[None]:
             setattr(module, name, original)
 
 
-def _answer_no(module_name: str, name: str) -> tuple[Any, str, Any]:
-    module = sys.modules[module_name]
-    original = getattr(module, name, None)
-    setattr(module, name, _no)
-    return module, name, original
+_asked: dict[tuple[str, str], tuple[Any, str, Any]] = {}
+
+
+@lru_cache(maxsize=1)
+def _questions(num_modules: int) -> tuple[tuple[Any, str, Any], ...]:
+    """Return where models ask whether they are traced: module, name and function; looked up when modules have come."""
+    del num_modules
+    for where, module in list(sys.modules.items()):
+        if where.startswith(_MODELS):
+            found = ((where, name, vars(module).get(name)) for name in _QUESTIONS)
+            # Another thread may be in a call, and have its answer there at the moment.
+            _asked.update(
+                {(where, name): (module, name, f) for where, name, f in found if callable(f) and f is not _no}
+            )
+    return tuple(_asked.values())
 
 
 def _no(*_: Any, **__: Any) -> bool:
