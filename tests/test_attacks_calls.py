@@ -264,6 +264,19 @@ def test_looking_for_the_users_error_leaves_no_trace() -> None:
     assert all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
 
 
+class Differentiated(Net):
+    """Needs gradients inside, and looks for them."""
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        losses = [loss for loss in (super().forward(x), x.sum()) if loss.requires_grad]
+        return torch.stack(losses).sum()
+
+
+def test_an_infeasible_budget_is_not_taken_for_the_users_error() -> None:
+    with pytest.raises(InfeasibleBudgetError):
+        lowtide.wrap(Differentiated(), budget=64, costs="analytic")(torch.randn(4, 8))
+
+
 # Refusals
 
 

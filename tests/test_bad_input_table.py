@@ -168,7 +168,7 @@ COMMANDS: list[tuple[list[str], int, str]] = [
     (["plan", "models.py:make", "--budget", "auto"], 1, "needs an accelerator"),
     (["plan", "models.py:make", "--budget", "50%", "--memory", "1GiB"], 2, "not allowed with"),
     (["plan", "models.py:make", "--memory", "50%"], 2, "not a size"),
-    (["plan", "models.py:make", "--memory", "1KiB"], 3, "Training needs"),
+    (["plan", "models.py:make", "--memory", "1KiB"], 3, "Training does not fit"),
     (["plan", "models.py:make", "--device", "abacus"], 1, "There is no device"),
     (["plan", "models.py:make", "--device", "t4", "--optimizer", "lion"], 2, "lion"),
     (["plan", "models.py:make", *BUDGET, "--planner", "gredy"], 2, "Did you mean 'greedy'"),

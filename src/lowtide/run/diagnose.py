@@ -68,20 +68,18 @@ def eager_error(plain: Callable[..., Any], model: nn.Module | None, args: Any, k
 
     What it would save for backward is dropped, so that it needs little memory, and it leaves no trace.
     """
-    for mode in (torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(_drop, _ask_for)):
-        state = ModelState(model)
-        try:
-            with mode:
-                plain(
-                    *pytree.tree_map_only(torch.Tensor, fresh, args),
-                    **pytree.tree_map_only(torch.Tensor, fresh, kwargs),
-                )
-        except _DroppedError:
-            return None
-        except Exception as error:
-            return error
-        finally:
-            state.restore(model)
+    state = ModelState(model)
+    args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
+    try:
+        # Not without gradients: a model may look whether its tensors need them.
+        with torch.autograd.graph.saved_tensors_hooks(_drop, _ask_for):
+            plain(*args, **kwargs)
+    except _DroppedError:
+        return None
+    except Exception as error:
+        return error
+    finally:
+        state.restore(model)
     return None
 
 
