@@ -204,6 +204,14 @@ def batches(*shape: int, layout: torch.memory_format = torch.contiguous_format) 
     return [((numbers(*shape, seed=seed).to(memory_format=layout),), {}) for seed in range(3)]
 
 
+def three_quarters_or_least(model: nn.Module, x: torch.Tensor) -> int:
+    """Return three quarters of the unplanned peak, or the least that works where a kernel needs more than that."""
+    try:
+        return lowtide.plan(model, (x,), budget="75%").budget_bytes
+    except lowtide.errors.InfeasibleBudgetError as error:
+        return error.least_bytes
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["channels first", "last"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_training_is_exact(layout: torch.memory_format, dtype: torch.dtype) -> None:
@@ -212,7 +220,7 @@ def test_training_is_exact(layout: torch.memory_format, dtype: torch.dtype) -> N
     for again in (False, True):
         assert_exact(copy.deepcopy(model), steps, wrap={"planner": DropEverything(again=again)})
     plain = copy.deepcopy(model)
-    planned = lowtide.wrap(copy.deepcopy(model), budget="75%")
+    planned = lowtide.wrap(copy.deepcopy(model), budget=three_quarters_or_least(model, *steps[0][0]))
     assert_same(train(plain, plain, steps), train(planned, planned, steps))
     planned.zero_grad()
     (plan,) = lowtide.plans(planned)
