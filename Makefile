@@ -1,7 +1,7 @@
 # Every target sets up what it needs: a virtual environment in .venv, and the extras it uses, once.
 PYTHON ?= python3
 BIN := .venv/bin
-TEST_SECONDS ?= 1500
+TEST_SECONDS ?= 4800
 VERSION ?= 2.15.0
 
 .DEFAULT_GOAL := help

@@ -19,6 +19,7 @@ from lowtide.pytorch.compiler import counters
 from lowtide.run.plans_on_disk import solve_once
 from lowtide.run.settings import Settings
 from lowtide.run.watch import Corrections
+from lowtide.units import Budget
 
 
 class Session:
@@ -34,6 +35,7 @@ class Session:
         self.corrections = Corrections()
         self._calls_plans: list[Plan] = []
         self._whole_bytes = 0
+        self._rejected = False
         self._breaks = 0
 
     def begin_call(self) -> None:
@@ -63,6 +65,13 @@ class Session:
         overdrawn = self.corrections.overdrawn
         self.plans = [plan for plan in self.plans if plan not in overdrawn]
         self.corrections.overdrawn = []
+        if self.settings.plan in overdrawn and not self._rejected:
+            self._rejected = True
+            warn(
+                "The plan that was given needs more memory here than its budget of "
+                f"{self.settings.plan.budget_bytes} bytes, so the model is planned anew. Plans are exact for the "
+                "machine and the number of threads that they were made with."
+            )
         if overdrawn:
             # The unplanned step that percentages are of needs more, too.
             self._whole_bytes = 0
@@ -84,8 +93,8 @@ class Session:
 
     def _given(self, program: Program) -> Plan | None:
         given = self.settings.plan
-        if given is None or given.problem.graph.fingerprint == program.graph.fingerprint:
-            return given
+        if given is None or self._rejected or given.problem.graph.fingerprint == program.graph.fingerprint:
+            return None if self._rejected else given
         if self.settings.budget is not None:
             return None
         graph = given.problem.graph
@@ -116,7 +125,9 @@ class Session:
     def _asked(self, unplanned_bytes: int, device: torch.device) -> AskedBudget:
         """Return the user's budget in bytes for a graph with this unplanned peak."""
         budget, held = self.settings.budget, self._held_bytes()
-        assert budget is not None
+        if budget is None:
+            assert self.settings.plan is not None
+            budget = Budget(bytes=self.settings.plan.budget_bytes)
         if budget.is_auto:
             return AskedBudget.of(budget, devices.free_bytes(device))
         if budget.fraction is None:

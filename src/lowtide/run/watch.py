@@ -13,6 +13,7 @@ from typing import Any
 
 from lowtide.capture.pins import is_foreign
 from lowtide.capture.program import Program
+from lowtide.costs import measure_costs
 from lowtide.costs.op import signature
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import OpId
@@ -30,22 +31,32 @@ class Corrections:
 
     Attributes:
         workspace_bytes: Temporaries of ops, by the signature of their call.
+        estimated: Whether estimated temporaries were found to be too small, so that they are measured from then on.
         unexplained_bytes: What steps needed beyond their corrected prediction.
         overdrawn: Plans that need more than their budget.
     """
 
     workspace_bytes: dict[str, int] = field(default_factory=dict)
+    estimated: bool = False
     unexplained_bytes: int = 0
     overdrawn: list[Plan] = field(default_factory=list)
 
     def apply(self, program: Program, costs: Costs) -> Costs:
         """Return `costs` with the temporaries that were found to be larger; unexplained ones may be any op's."""
+        if self.estimated:
+            measured = measure_costs(program)
+            costs = Costs(costs.seconds, measured.workspace_bytes, f"{costs.source}, temporaries {measured.source}")
         if not self.workspace_bytes and not self.unexplained_bytes:
             return costs
         calls = [program.call(op) for op in range(len(program.graph.ops))]
         known = [0 if call is None else self.workspace_bytes.get(signature(call), 0) for call in calls]
         workspace = (max(pair) + self.unexplained_bytes for pair in zip(costs.workspace_bytes, known, strict=True))
         return Costs(costs.seconds, tuple(workspace), costs.source)
+
+
+def is_measured(costs: Costs) -> bool:
+    """Whether the temporaries in `costs` were measured."""
+    return "measured on" in costs.source
 
 
 class Watch:
@@ -97,7 +108,10 @@ class Watch:
             call = self.program.call(op)
             if call is not None and size > self.plan.problem.costs.workspace_bytes[op]:
                 self.corrections.workspace_bytes[signature(call)] = size
-        self.corrections.unexplained_bytes += max(0, measured - explained)
+        if is_measured(self.plan.problem.costs):
+            self.corrections.unexplained_bytes += max(0, measured - explained)
+        elif measured > explained:
+            self.corrections.estimated = True
         self.corrections.overdrawn.append(self.plan)
 
     def _tangents_arrive(self) -> bool:
