@@ -293,3 +293,30 @@ def test_what_is_not_read_again_may_change_under_verify() -> None:
     loss = model(torch.randn(4, 8)).sum()
     model[0].weight.data.clamp_(-0.01, 0.01)
     loss.backward()
+
+
+# Results written over tensors that are laid out otherwise than they were traced
+
+
+class ChannelNorm(nn.Module):
+    """A layer norm over channels between convolutions, with branches whose gradients are summed."""
+
+    def __init__(self, size: int, depth: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, size, stride=size)
+        self.norms = nn.ModuleList([nn.LayerNorm(32) for _ in range(depth)])
+        self.layers = nn.ModuleList([nn.Conv2d(32, 32, 3, padding=1, groups=32) for _ in range(depth)])
+        self.scale = nn.Parameter(torch.ones(32, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.stem(x)
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            normed = norm(h.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            h = h * self.scale + layer(normed) * normed
+        return h.square().mean()
+
+
+@pytest.mark.parametrize("size", [8, 16, 4], ids=["2 x 2", "1 x 1", "4 x 4"])
+@pytest.mark.parametrize("planner", ["keep_all", DropEverything(again=True)], ids=["kept", "dropped"])
+def test_norms_over_channels(size: int, planner: Any) -> None:
+    assert_exact(ChannelNorm(size, 3), floats(2, 3, 16, 16), wrap={"planner": planner})

@@ -13,12 +13,14 @@ from torch import fx
 
 from lowtide.capture.dropout import dropout_mask, dropout_noise
 from lowtide.capture.program import is_getitem
+from lowtide.capture.silence import retrace
 
 aten = torch.ops.aten
 
 
 def normalise(module: fx.GraphModule) -> None:
     """Apply all rewrites to the joint graph, in place."""
+    correct_layer_norms(module)
     correct_statistics(module)
     shrink_losses(module)
     forget_running_statistics(module)
@@ -33,6 +35,22 @@ _NORM_WEIGHTS = {
     aten._native_batch_norm_legit.no_stats: 1,
     aten.native_batch_norm.default: 1,
 }
+
+
+def correct_layer_norms(module: fx.GraphModule) -> None:
+    """Give the results of layer norms the layout they have on the CPU: row by row, where the input's was traced."""
+    relaid = []
+    for node in module.graph.nodes:
+        if node.target not in (aten.native_layer_norm.default, aten.native_layer_norm_backward.default):
+            continue
+        for user in node.users:
+            fake = user.meta.get("val")
+            if not is_getitem(user) or user.args[1] != 0 or fake.device.type != "cpu" or fake.is_contiguous():
+                continue
+            with fake.fake_mode:
+                user.meta["val"] = torch.empty_like(fake, memory_format=torch.contiguous_format)
+            relaid += list(user.users)
+    retrace(module.graph, [node for node in relaid if node.op != "output"])
 
 
 def correct_statistics(module: fx.GraphModule) -> None:

@@ -44,7 +44,7 @@ def silence(module: fx.GraphModule, missing: Collection[int]) -> fx.GraphModule:
     tangents = tangents_of(module)
     silencer = _Silencer(graph, {copies[tangents[index]] for index in missing})
     silencer.run()
-    _retrace(graph, silencer.relaid)
+    retrace(graph, silencer.relaid)
     return fx.GraphModule(module, graph)
 
 
@@ -115,7 +115,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
 
 
-def _retrace(graph: fx.Graph, relaid: Collection[fx.Node]) -> None:
+def retrace(graph: fx.Graph, relaid: Collection[fx.Node]) -> None:
     """Work out the results of nodes anew that read a tensor in another layout than when they were traced."""
     stale = set(relaid)
     for node in graph.nodes:

@@ -104,6 +104,23 @@ def run_labelled(label: str, target: Callable[..., Any], /, *args: Any, **kwargs
         return target(*args, **kwargs)
 
 
+def run_over(
+    target: Callable[..., Any], strides: tuple[int, ...], over: torch.Tensor, /, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Return `target(*args, **kwargs)`, written over the argument `over`, in the layout that `target` would give it.
+
+    A result that is written over an argument has its strides. Dimensions of size 1 do not say where elements are, but
+    kernels choose by their strides, so they are put right. Where the argument turns out to be laid out otherwise than
+    it was traced, the result is made anew: in another layout, later sums would round differently.
+    """
+    found = over.stride()
+    if any(size != 1 and one != other for size, one, other in zip(over.shape, found, strides, strict=True)):
+        return target(*args, **kwargs)  # type: ignore[no-any-return]
+    kernel, args, kwargs = written_over((target, args, kwargs), over)
+    kernel(*args, **kwargs)
+    return over if found == strides else over.as_strided(over.shape, strides, over.storage_offset())
+
+
 def repeated_ops(schedule: Schedule) -> set[OpId]:
     """Return the ops that run more than once."""
     return {op for op, runs in Counter(schedule.steps).items() if runs > 1}
@@ -198,8 +215,8 @@ class _Emitter:
     def _emit_over(self, tail: Tail, *, again: bool) -> fx.Node:
         node = tail.node
         args, kwargs = self._arguments(node.args, node.kwargs)
-        target, args, kwargs = written_over((node.target, args, kwargs), self.resolve(tail.over))  # type: ignore[arg-type]
-        return self._copy(node, target, args, kwargs, again=again)
+        given = (node.target, node.meta["val"].stride(), self.resolve(tail.over), *args)
+        return self._copy(node, run_over, given, kwargs, again=again)
 
     def _emit_view(self, node: fx.Node) -> None:
         args, kwargs = self._arguments(node.args, node.kwargs)
