@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser(commands=_named(arguments)).parse_args(arguments)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else WRONG_ARGUMENTS
+    if options.debug:
+        # PyTorch's own messages are wanted, too.
+        os.environ.setdefault("LOWTIDE_DEBUG", "1")
     try:
         code: int = options.run(options)
         sys.stdout.flush()
@@ -96,7 +99,9 @@ def parser(*, commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.prepare_parser(command)
-        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command.add_argument(
+            "--debug", action="store_true", help="show the traceback of an error and PyTorch's messages"
+        )
         command.set_defaults(run=module.run)
     return top
 
