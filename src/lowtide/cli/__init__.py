@@ -99,9 +99,7 @@ def parser(*, commands: Iterable[str] = COMMANDS) -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.prepare_parser(command)
-        command.add_argument(
-            "--debug", action="store_true", help="show the traceback of an error and PyTorch's messages"
-        )
+        command.add_argument("--debug", action="store_true", help="show an error's traceback and PyTorch's messages")
         command.set_defaults(run=module.run)
     return top
 
