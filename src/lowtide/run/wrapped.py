@@ -123,7 +123,9 @@ class Wrapped:
                 before.restore(self.model)
                 self.session.begin_call()
                 continue
-            self._foresees |= branches.foreseen > known
+            finally:
+                # Also where the call fails after it was traced: what was captured stays.
+                self._foresees |= branches.foreseen > known
             self._entries.insert(0, self._entries.pop(number))
             return result
         raise AssertionError("the last entry foresees nothing")
