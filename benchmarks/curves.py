@@ -21,7 +21,7 @@ from matplotlib.ticker import PercentFormatter
 import lowtide
 from lowtide.errors import PlannerRefusedError
 from lowtide.plan import registry
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.testing.models import MODELS
 

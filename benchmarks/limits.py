@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from common import Row, leaving_when_told
 from lowtide.errors import LowtideError, PlannerRefusedError
 from lowtide.plan import registry
-from lowtide.plan.auto import Auto
-from lowtide.plan.problem import Problem
+from lowtide.plan.auto.planner import Auto
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 

@@ -49,9 +49,9 @@ from common import (
     write_results,
 )
 from limits import Job, planned, run_jobs
-from lowtide.capture.liberties import as_traced
+from lowtide.capture.memory_rewrites import as_traced
 from lowtide.graph.ir import Graph, OpId
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 from planners import Captured, capture, differences, execute, execute_graphs

@@ -27,7 +27,7 @@ from checks import BEST, checks, failed
 from common import RESULTS, Row, describe_machine, mib, number, refuse_unknown, table, text, write_results
 from limits import SCHEDULE, Job, planned, run_jobs
 from lowtide.plan import registry
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
 from plan_picture import draw
 from problems import FOLDER, problem_of

@@ -32,9 +32,9 @@ from lowtide.errors import LowtideError, PlannerRefusedError
 from lowtide.lower.execute import boxed
 from lowtide.lower.rewrite import Lowered, lower
 from lowtide.plan import registry
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
-from lowtide.run import backend
+from lowtide.runtime import backend
 from lowtide.schedule.steps import Schedule
 
 SEED = 7

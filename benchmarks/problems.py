@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common import Row, emit, run_child
 from lowtide.graph.io import costs_from_dict, costs_to_dict, graph_from_dict, graph_to_dict
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 
 FOLDER = Path(__file__).parents[1] / "out" / "problems"
 

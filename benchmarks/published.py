@@ -25,7 +25,7 @@ from limits import Job, planned, run_jobs
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 
 GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 LIMIT_SECONDS = 60.0

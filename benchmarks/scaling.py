@@ -27,7 +27,7 @@ from common import RESULTS, Row, describe_machine, emit, number, refuse_unknown,
 from limits import Job, planned, run_jobs
 from lowtide.graph.samples import transformer
 from lowtide.plan import registry
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from problems import FOLDER, problem_of, write
 
 mpl.use("Agg")

@@ -1,12 +1,12 @@
-"""Slow, plain versions of what `lowtide.plan.division` does, and random graphs to compare them on."""
+"""Slow, plain versions of what `lowtide.plan.planners.feng_division` does, and random graphs to compare them on."""
 
 from __future__ import annotations
 
 import random
 from itertools import combinations, pairwise
 
-from lowtide.plan.division.multigraph import Multigraph
-from lowtide.plan.division.tree import BRANCH, COMPLICATED, LEAF, LINEAR, DivisionTree
+from lowtide.plan.planners.feng_division.multigraph import Multigraph
+from lowtide.plan.planners.feng_division.tree import BRANCH, COMPLICATED, LEAF, LINEAR, DivisionTree
 
 
 def cheapest_cut(stored, inside, between):

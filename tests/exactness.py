@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import lowtide
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.orders.delay import delayed
-from lowtide.plan.orders.view import View
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.orders.delayed_ops import delayed
+from lowtide.plan.orders.reordered_problem import View
 from lowtide.plan.registry import get
 from lowtide.schedule.expand import expand
 

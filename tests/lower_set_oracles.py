@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
-from lowtide.plan.lower_sets.dag import Dag
+from lowtide.plan.planners.kusumoto_lower_sets.dag import Dag
 
 Vertices = frozenset[int]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide import Costs, Graph, Plan, Problem, solve
+from lowtide.analysis.compare import Comparison, compare_planners
 from lowtide.graph.samples import unet
-from lowtide.plan.compare import Comparison, compare_planners
 
 HOSTILE = (
     "<img src=x onerror='window.attacked=1'>",

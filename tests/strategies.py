@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
 
 sizes = st.integers(0, 40)

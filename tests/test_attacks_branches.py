@@ -152,7 +152,7 @@ def test_other_compilers_are_not_touched() -> None:
 
 def test_a_check_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle can fail: without the check the wrong branch would be taken."""
-    from lowtide.run import branches as module
+    from lowtide.runtime import input_branches as module
 
     model = Branching(all_of)
     monkeypatch.setattr(module, "expect", lambda condition, answer: None)

@@ -160,7 +160,7 @@ def test_an_op_that_is_too_hungry_is_refused() -> None:
 def test_a_step_that_needs_more_for_no_known_reason(extra: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the prediction misses is kept free from the second step on, or the budget is refused."""
     from lowtide.measure import Recording
-    from lowtide.run import watch
+    from lowtide.runtime import peak_watch as watch
 
     honest = watch.record_parts
 

@@ -546,7 +546,7 @@ def test_evaluation_is_compiled_by_others_as_ever() -> None:
 
 
 def test_verifying_compares_with_plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowtide.run.wrapped import Wrapped
+    from lowtide.runtime.wrap import Wrapped
 
     honest = Wrapped.train
     monkeypatch.setattr(Wrapped, "train", lambda self, *args: honest(self, *args) + 1)

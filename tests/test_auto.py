@@ -5,16 +5,16 @@ from itertools import pairwise
 
 import pytest
 
+from lowtide.analysis.compare import compare_planners
 from lowtide.errors import InvalidOptionError
 from lowtide.graph import samples
 from lowtide.plan import registry
-from lowtide.plan.auto import Auto
-from lowtide.plan.compare import compare_planners
+from lowtide.plan.auto.planner import Auto
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Outcome
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.keep_all import KeepAll
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Outcome
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from test_bounds import cases, optimum_of

@@ -16,8 +16,8 @@ from torch import nn
 import lowtide
 from lowtide import errors
 from lowtide.cli import main
-from lowtide.plan import record
-from lowtide.plan.result import Plan
+from lowtide.plan.core import plan_file as record
+from lowtide.plan.core.result import Plan
 
 MODELS = """
 import torch

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.capture.liberties import as_traced
+from lowtide.capture.memory_rewrites import as_traced
 from lowtide.graph import samples
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.verify import verify
 from lowtide.testing.models import SMALL, gpt
 

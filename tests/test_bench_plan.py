@@ -21,7 +21,7 @@ import limits  # noqa: E402
 import plan  # noqa: E402
 import published  # noqa: E402
 from lowtide.graph import samples  # noqa: E402
-from lowtide.plan.problem import Problem  # noqa: E402
+from lowtide.plan.core.problem import Problem  # noqa: E402
 
 
 def row(planner, percent, overhead, *, gap=0.0, seconds=1.0, fits=True, model="gpt"):

@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import lowtide
 from chain_cases import BATCH, DIM, Counting, Pair, Residual, WithExtra, assert_chain_exact, random_batches
 from lowtide import errors
-from lowtide.capture.chain_graph import BACKWARD, FORWARD, GRADIENTS, INSIDE, joined
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.problem import Problem
+from lowtide.blocks.profile.chain_graph import BACKWARD, FORWARD, GRADIENTS, INSIDE, joined
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.expand import expand
 from lowtide.schedule.steps import Schedule
 
@@ -38,7 +38,7 @@ class EveryBlock(AbstractPlanner):
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop early in blocks that are too small for it to be worth the while, too."""
-    monkeypatch.setattr("lowtide.capture.chain_stop._RUN_SECONDS", -1.0)
+    monkeypatch.setattr("lowtide.blocks.profile.early_stop._RUN_SECONDS", -1.0)
 
 
 class Ops(TorchDispatchMode):
@@ -301,7 +301,7 @@ def test_ops_that_belong_together_are_joined() -> None:
 
 
 def test_it_is_left_where_it_is_not_worth_the_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowtide.capture.chain_stop._RUN_SECONDS", 1.0)
+    monkeypatch.setattr("lowtide.blocks.profile.early_stop._RUN_SECONDS", 1.0)
     plan = assert_chain_exact([mlp() for _ in range(4)], random_batches(), planner=EveryBlock())
     assert plan.num_recomputed
     assert not stopped(plan)

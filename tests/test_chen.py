@@ -15,6 +15,7 @@ from lowtide.graph import samples
 from lowtide.graph.analysis import chain_of
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.chen_greedy import (
     ChenGreedy,
     code_budgets,
@@ -24,7 +25,6 @@ from lowtide.plan.planners.chen_greedy import (
 )
 from lowtide.plan.planners.chen_recursive import ChenRecursive, recursive_levels, recursive_runs
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
-from lowtide.plan.problem import Problem
 from lowtide.reproduce.chen import (
     STAGES,
     drop_normalisation,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lowtide.cli import COMMANDS, completion, main
-from lowtide.plan.result import Plan
+from lowtide.plan.core.result import Plan
 
 ROOT = Path(__file__).parents[1]
 MODEL = '''

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.analysis.compare import REFUSED, Comparison, compare_planners
 from lowtide.errors import InvalidBudgetError, InvalidOptionError, PlanFileError, UnknownPlannerError
 from lowtide.graph import samples
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.compare import REFUSED, Comparison, compare_planners
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.plan.problem import Problem
 from lowtide.plan.registry import names
 from lowtide.plan.solve import solve
 

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
-from lowtide.plan.eviction import Closures, Components, Links, OwnCosts
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.planners.dtr import Dtr, run_online
-from lowtide.plan.problem import Problem
+from lowtide.plan.planners.dtr_eviction import Closures, Components, Links, OwnCosts
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify

@@ -511,7 +511,7 @@ def test_verify_compares_the_first_step() -> None:
 
 
 def test_verify_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowtide.run import wrapped
+    from lowtide.runtime import wrap as wrapped
 
     model = lowtide.wrap(nn.Linear(4, 4), budget="100%", costs="analytic", verify=True)
     honest = wrapped.Wrapped.train

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 
 import lowtide
+from lowtide.analysis.explain import explain_plan
 from lowtide.errors import InvalidModelError, InvalidOptionError, PlanFileError
 from lowtide.graph.build import GraphBuilder
-from lowtide.plan.explain import explain_plan
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.schedule.simulate import instances
 from lowtide.testing.models import gpt, unet

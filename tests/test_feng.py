@@ -24,15 +24,15 @@ from lowtide.errors import InvalidGraphError, InvalidOptionError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
-from lowtide.plan.division.chain import Row, cut, solve_chain
-from lowtide.plan.division.multigraph import Multigraph, topological_order
-from lowtide.plan.division.solve import Solver
-from lowtide.plan.division.terms import Terms, spread
-from lowtide.plan.division.tree import divide
-from lowtide.plan.division.view import tensor_view_of
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.feng import Feng
 from lowtide.plan.planners.feng_chain import FengChain
-from lowtide.plan.problem import Problem
+from lowtide.plan.planners.feng_division.chain import Row, cut, solve_chain
+from lowtide.plan.planners.feng_division.multigraph import Multigraph, topological_order
+from lowtide.plan.planners.feng_division.solve import Solver
+from lowtide.plan.planners.feng_division.terms import Terms, spread
+from lowtide.plan.planners.feng_division.tree import divide
+from lowtide.plan.planners.feng_division.view import tensor_view_of
 from lowtide.plan.solve import solve
 from lowtide.schedule.verify import verify
 from strategies import problems

@@ -8,10 +8,10 @@ import pytest
 from lowtide.errors import InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.graph.analysis import chain_of
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners import hong_linear
 from lowtide.plan.planners.hong_cubic import HongCubic, cubic_checkpoints, cubic_cost
 from lowtide.plan.planners.hong_linear import HongLinear, linear_checkpoints, linear_peak
-from lowtide.plan.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.reproduce.hong import event_peak, page, vgg19_sizes
 

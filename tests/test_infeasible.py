@@ -19,13 +19,13 @@ from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
-from lowtide.plan.account import MemoryAccount
-from lowtide.plan.advice import Situation
-from lowtide.plan.infeasible import AskedBudget, infeasible, infeasible_memory, least_share
-from lowtide.plan.parts import Cause, Part, account_parts, peak_parts
+from lowtide.plan.core.account import MemoryAccount
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
+from lowtide.plan.diagnose.advice import Situation
+from lowtide.plan.diagnose.causes import Cause, Part, account_parts, peak_parts
+from lowtide.plan.diagnose.infeasible import AskedBudget, infeasible, infeasible_memory, least_share
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.units import parse_budget

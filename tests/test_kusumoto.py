@@ -14,16 +14,16 @@ import lower_set_oracles as oracle
 from lowtide.errors import InvalidGraphError, InvalidOptionError, InvalidScheduleError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.graph.analysis import forward_dag_of
-from lowtide.plan.lower_sets.budget import is_feasible, minimum_budget
-from lowtide.plan.lower_sets.dag import MAX_BYTES, Dag, as_set, members
-from lowtide.plan.lower_sets.family import Family, all_lower_sets, pruned_lower_sets
-from lowtide.plan.lower_sets.program import solve as solve_program
-from lowtide.plan.lower_sets.reduce import reduced
-from lowtide.plan.lower_sets.strategy import Strategy
-from lowtide.plan.lower_sets.transitions import transitions_of
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.kusumoto import Kusumoto
 from lowtide.plan.planners.kusumoto_exact import KusumotoExact
-from lowtide.plan.problem import Problem
+from lowtide.plan.planners.kusumoto_lower_sets.budget import is_feasible, minimum_budget
+from lowtide.plan.planners.kusumoto_lower_sets.dag import MAX_BYTES, Dag, as_set, members
+from lowtide.plan.planners.kusumoto_lower_sets.family import Family, all_lower_sets, pruned_lower_sets
+from lowtide.plan.planners.kusumoto_lower_sets.program import solve as solve_program
+from lowtide.plan.planners.kusumoto_lower_sets.reduce import reduced
+from lowtide.plan.planners.kusumoto_lower_sets.strategy import Strategy
+from lowtide.plan.planners.kusumoto_lower_sets.transitions import transitions_of
 from lowtide.plan.solve import solve
 from lowtide.reproduce.chainer_graphs import ChainerGraph, read_chainer_graph
 from lowtide.schedule.steps import Schedule

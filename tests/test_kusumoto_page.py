@@ -9,9 +9,9 @@ import pytest
 from lowtide.errors import InvalidGraphError
 from lowtide.graph import samples
 from lowtide.graph.build import check_graph
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.kusumoto import Kusumoto
-from lowtide.plan.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.reproduce import kusumoto
 from lowtide.reproduce.chainer_graphs import parse_chainer_graph, read_chainer_graph

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
+from lowtide.analysis.batch_search import Trial, search
 from lowtide.errors import (
     InfeasibleBudgetError,
     InvalidBudgetError,
@@ -25,13 +26,12 @@ from lowtide.errors import (
     LowtideWarning,
 )
 from lowtide.graph import samples
-from lowtide.plan.account import MemoryAccount, optimizer_memory
-from lowtide.plan.batch import Trial, search
+from lowtide.plan.core.account import MemoryAccount, optimizer_memory
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
-from lowtide.run.fit import batch_on_fakes
+from lowtide.runtime.memory_fit import batch_on_fakes
 from train_within import MODELS, OPTIMIZERS, perceptron
 
 CHILD = Path(__file__).with_name("train_within.py")

@@ -15,7 +15,7 @@ from torch import nn
 
 import lowtide
 from lowtide import errors
-from lowtide.plan.result import Plan
+from lowtide.plan.core.result import Plan
 from lowtide.testing.models import MODELS, SMALL
 
 MIB = 2**20

@@ -7,18 +7,18 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from lowtide.graph.build import GraphBuilder, check_graph
-from lowtide.plan.auto import Auto
-from lowtide.plan.base import silent
-from lowtide.plan.orders.delay import delayed
-from lowtide.plan.orders.idle import without_idle_runs
-from lowtide.plan.orders.release import releasing
-from lowtide.plan.orders.sides import Sides, first_runs
-from lowtide.plan.orders.view import View
+from lowtide.plan.auto.planner import Auto
+from lowtide.plan.core.planner import silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Outcome
+from lowtide.plan.orders.delayed_ops import delayed
+from lowtide.plan.orders.early_release import releasing
+from lowtide.plan.orders.order_search import Sides, first_runs
+from lowtide.plan.orders.redundant_runs import without_idle_runs
+from lowtide.plan.orders.reordered_problem import View
 from lowtide.plan.planners.keep_all import KeepAll
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Outcome
-from lowtide.plan.search.climb import Climb
-from lowtide.plan.search.timeline import Timeline
+from lowtide.plan.search.edited_schedule import Timeline
+from lowtide.plan.search.local_search import Climb
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
@@ -227,7 +227,7 @@ def test_a_schedule_that_comes_late_counts_at_once(monkeypatch):
     (small,) = builder.add_op("small", [large], [("small", 1)])
     (end,) = builder.add_op("end", [early, small, y], [("end", 1)])
     problem = Problem(builder.build(outputs=[end]), builder.costs(), 170)
-    module = importlib.import_module("lowtide.plan.orders.sides")
+    module = importlib.import_module("lowtide.plan.orders.order_search")
     monkeypatch.setattr(module, "descents", lambda facts, limit, first: [])
     monkeypatch.setattr(module, "go_low", lambda facts, limit: (Timeline(facts), False))
     sides = Sides(problem, seed=0)

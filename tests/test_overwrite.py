@@ -14,11 +14,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
 from exactness import STEPS, Batch, DropEverything, Tightest, assert_exact
-from lowtide.capture import overwrite
-from lowtide.capture.joint import make_program
-from lowtide.capture.liberties import as_traced
+from lowtide.capture import inplace_fusion as overwrite
+from lowtide.capture.build_program import make_program
+from lowtide.capture.fused_op import KERNELS, written_over
+from lowtide.capture.memory_rewrites import as_traced
 from lowtide.capture.program import Program
-from lowtide.capture.sequence import KERNELS, written_over
 from lowtide.costs.analytic import analytic_costs
 from lowtide.errors import InfeasibleBudgetError
 from lowtide.measure import run_with_peak

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from lowtide.errors import PlanFileError
 from lowtide.graph import samples
-from lowtide.plan import record
+from lowtide.plan.core import plan_file as record
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from strategies import problems
 

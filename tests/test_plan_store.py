@@ -15,13 +15,13 @@ from torch import nn
 import lowtide
 from lowtide.graph import samples
 from lowtide.graph.costs import Costs
-from lowtide.plan import store as stores
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan import plan_cache as plans_on_disk
+from lowtide.plan import plan_store as stores
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.plan_store import PlanStore, key_of
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.plan.problem import Problem
 from lowtide.plan.solve import solve
-from lowtide.plan.store import PlanStore, key_of
-from lowtide.run import plans_on_disk
 
 GRAPH, COSTS = samples.training_chain(8)
 PROBLEM = Problem(GRAPH, COSTS, 600)

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from lowtide.analysis.compare import compare_planners
 from lowtide.errors import InvalidBudgetError, InvalidGraphError, InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.graph.build import MOST_BYTES, GraphBuilder
 from lowtide.graph.costs import MOST_SECONDS, Costs
 from lowtide.graph.ir import Graph
 from lowtide.plan import registry
-from lowtide.plan.auto import Auto
-from lowtide.plan.base import AbstractPlanner
-from lowtide.plan.compare import compare_planners
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Outcome, Plan
+from lowtide.plan.auto.planner import Auto
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Outcome, Plan
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify

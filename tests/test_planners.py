@@ -6,14 +6,14 @@ from hypothesis import HealthCheck, given, settings
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.plan import registry
-from lowtide.plan.auto import Auto
+from lowtide.plan.auto.planner import Auto
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Outcome
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
 from lowtide.plan.planners.drop_cheap import DropCheap, is_cheap
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.keep_all import KeepAll
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Outcome
 from lowtide.plan.solve import solve
 from lowtide.schedule.verify import verify
 from strategies import problems

@@ -11,12 +11,12 @@ import pytest
 from lowtide.graph.costs import Costs
 from lowtide.graph.samples import transformer
 from lowtide.plan import registry
-from lowtide.plan.bounds import apart as apart_module
-from lowtide.plan.bounds.apart import Apart, LostError
-from lowtide.plan.bounds.program import Limits
+from lowtide.plan.bounds import prover_process as apart_module
+from lowtide.plan.bounds.integer_program import Limits
+from lowtide.plan.bounds.moment_selection import Refiner
 from lowtide.plan.bounds.prover import Prover
-from lowtide.plan.bounds.refine import Refiner
-from lowtide.plan.problem import Problem
+from lowtide.plan.bounds.prover_process import Apart, LostError
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
@@ -189,7 +189,7 @@ def test_the_process_runs_none_of_the_callers_script(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "from lowtide.graph.samples import transformer\n"
-        "from lowtide.plan.problem import Problem\n"
+        "from lowtide.plan.core.problem import Problem\n"
         "from lowtide.plan.solve import solve\n"
         "print('begin')\n"
         "graph, costs = transformer(5)\n"
@@ -210,9 +210,9 @@ def test_the_process_ends_with_its_caller(busy):
     code = f"""
 import threading, time
 from lowtide.graph.samples import transformer
-from lowtide.plan.bounds.apart import Apart
-from lowtide.plan.bounds.program import Limits
-from lowtide.plan.problem import Problem
+from lowtide.plan.bounds.prover_process import Apart
+from lowtide.plan.bounds.integer_program import Limits
+from lowtide.plan.core.problem import Problem
 
 graph, costs = transformer(12)
 problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes // 3)

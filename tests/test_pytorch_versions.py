@@ -187,7 +187,7 @@ def test_one_error_has_all_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_an_option_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = PrivateName("torch._dynamo.config.no_such_option", ("run/wrapped.py",), "nothing")
+    gone = PrivateName("torch._dynamo.config.no_such_option", ("runtime/wrap.py",), "nothing")
     monkeypatch.setattr(required, "NAMES", (*NAMES, gone))
     with pytest.raises(UnsupportedTorchError, match="no_such_option"):
         required.check_compiler()
@@ -249,15 +249,15 @@ def test_supported_versions_say_nothing(monkeypatch: pytest.MonkeyPatch, version
 DOORS = [
     "import lowtide; lowtide.measure_peak",
     "import lowtide; lowtide.chain",
-    "import lowtide.capture.chain",
-    "import lowtide.blocks.autograd",
+    "import lowtide.blocks.profile.captured_chain",
+    "import lowtide.blocks.block.autograd_piece",
     "import lowtide.costs.devices",
     "import lowtide.lower.execute",
-    "import lowtide.capture.joint",
-    "import lowtide.run.session",
+    "import lowtide.capture.build_program",
+    "import lowtide.runtime.session",
     "import torch, lowtide; lowtide.wrap(torch.nn.Linear(1, 1), budget='50%')",
     "import torch, lowtide; lowtide.plan(torch.nn.Linear(1, 1), (torch.zeros(1, 1),), budget='50%')",
-    "from lowtide.run.backend import lowtide_backend",
+    "from lowtide.runtime.backend import lowtide_backend",
 ]
 
 

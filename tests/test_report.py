@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lowtide
+from lowtide.analysis.compare import ComparisonRow
 from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.graph.samples import chain, random_dag
-from lowtide.plan.account import MemoryAccount
-from lowtide.plan.compare import ComparisonRow
+from lowtide.plan.core.account import MemoryAccount
 from lowtide.report.data import KINDS, report_data
 from lowtide.report.page import html_page
 from lowtide.report.words import memory_chart, text_report

@@ -19,7 +19,7 @@ from torch import nn
 
 from lowtide.cli import main
 from lowtide.errors import InvalidOptionError
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.reproduce.nets.cells import GENOTYPES, CellNetwork
 from lowtide.reproduce.nets.googlenet import ResponseNorm
@@ -256,7 +256,7 @@ def test_full_size_needs_little_memory() -> None:
         "def own_most_bytes():\n"
         "    text = open('/proc/self/status').read()\n"
         "    return 1024 * int(text.split('VmHWM:')[1].split()[0])\n"
-        "from lowtide.plan.problem import Problem\n"
+        "from lowtide.plan.core.problem import Problem\n"
         "from lowtide.reproduce.networks import captured\n"
         "step = captured('vgg19')\n"
         "peak = Problem(step.graph, step.costs, 1).baseline.peak_bytes\n"

@@ -9,10 +9,10 @@ import pytest
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.plan.problem import Problem
 from lowtide.reproduce import feng
 from lowtide.reproduce.networks import FENG, Captured
 

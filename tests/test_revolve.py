@@ -8,8 +8,9 @@ import pytest
 
 from lowtide.errors import InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
-from lowtide.plan.nested.operations import Action
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners import revolve
+from lowtide.plan.planners.chain_dp.operations import Action
 from lowtide.plan.planners.revolve import (
     Revolve,
     best_split,
@@ -18,7 +19,6 @@ from lowtide.plan.planners.revolve import (
     repetitions,
     revolve_operations,
 )
-from lowtide.plan.problem import Problem
 from lowtide.plan.solve import solve
 
 MOST_LAYERS, MOST_CHECKPOINTS = 200, 20

@@ -10,15 +10,15 @@ import pytest
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
-from lowtide.plan.nested.emit import emit
-from lowtide.plan.nested.operations import Action, Operation, keep_everything
-from lowtide.plan.nested.pieces import _falling_fit, pieces_of
-from lowtide.plan.nested.profile import profile
-from lowtide.plan.nested.stages import Stages, operations_seconds, paper_stages
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Outcome
+from lowtide.plan.planners.chain_dp.emit import emit
+from lowtide.plan.planners.chain_dp.operations import Action, Operation, keep_everything
+from lowtide.plan.planners.chain_dp.pieces import _falling_fit, pieces_of
+from lowtide.plan.planners.chain_dp.profile import profile
+from lowtide.plan.planners.chain_dp.stages import Stages, operations_seconds, paper_stages
 from lowtide.plan.planners.revolve import revolve_operations
 from lowtide.plan.planners.rotor import Rotor, RotorTable, rotor_operations
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Outcome
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
-from lowtide.plan.problem import Problem
-from lowtide.plan.search.climb import Climb
-from lowtide.plan.search.descend import descend
-from lowtide.plan.search.drop import Taste
-from lowtide.plan.search.facts import Facts
-from lowtide.plan.search.timeline import Timeline, timeline_of
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.search.descent import descend
+from lowtide.plan.search.drop_choice import Taste
+from lowtide.plan.search.edited_schedule import Timeline, timeline_of
+from lowtide.plan.search.local_search import Climb
+from lowtide.plan.search.problem_arrays import Facts
 from lowtide.schedule.expand import expand
 from lowtide.schedule.simulate import simulate
 from lowtide.schedule.steps import Schedule

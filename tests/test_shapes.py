@@ -16,8 +16,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import lowtide
 from exactness import Batch, DropEverything, assert_exact, assert_same, train
 from lowtide import device
-from lowtide.capture.liberties import as_traced
-from lowtide.capture.shapes import READS_SHAPE, hollow_out, is_hollow
+from lowtide.capture.memory_rewrites import as_traced
+from lowtide.capture.shape_only_inputs import READS_SHAPE, hollow_out, is_hollow
 from lowtide.errors import InfeasibleBudgetError, InvalidInputError
 from lowtide.graph.ir import Graph
 from lowtide.testing.models import MODELS

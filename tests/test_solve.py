@@ -18,12 +18,12 @@ from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.plan import registry
-from lowtide.plan.base import AbstractPlanner, Proposal
+from lowtide.plan.core.module_table import ModuleRow, module_rows, module_table
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Outcome
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Outcome
 from lowtide.plan.solve import solve
-from lowtide.plan.text import ModuleRow, module_rows, module_table
 from lowtide.schedule.steps import Schedule
 
 GRAPH, COSTS = samples.training_chain(8)

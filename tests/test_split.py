@@ -14,12 +14,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import lowtide
 from exactness import Batch, DropEverything, Tightest, assert_exact, assert_same, train
 from lowtide.capture.program import is_getitem, output_node
-from lowtide.capture.split import split_convolutions
+from lowtide.capture.split_conv_backward import split_convolutions
 from lowtide.errors import InfeasibleBudgetError
 from lowtide.graph.ir import Graph
 
 BACKWARD = "aten.convolution_backward.default"
-SPLIT, HOLLOW = "lowtide.capture.joint.split_convolutions", "lowtide.capture.joint.hollow_out"
+SPLIT, HOLLOW = "lowtide.capture.build_program.split_convolutions", "lowtide.capture.build_program.hollow_out"
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

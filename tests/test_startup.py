@@ -45,7 +45,7 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 
 
 def test_the_check_can_fail() -> None:
-    assert "torch._dynamo" in modules_after("import lowtide.run.wrapped")
+    assert "torch._dynamo" in modules_after("import lowtide.runtime.wrap")
 
 
 def test_measuring_a_peak_does_not_import_the_compiler() -> None:
@@ -58,7 +58,7 @@ def test_plan_files_are_served_without_torch(tmp_path) -> None:
     path = tmp_path / "plan.json"
     code = f"""
 from lowtide.graph import samples
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
 graph, costs = samples.training_chain(6)
 solve(Problem(graph, costs, 10_000), "keep_all").save({str(path)!r})

@@ -105,7 +105,7 @@ def test_opaque_outputs_get_eagers_none() -> None:
 
 
 def test_verify_looks_into_opaque_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowtide.run import wrapped
+    from lowtide.runtime import wrap as wrapped
 
     model = lowtide.wrap(Boxed(), verify=True, **LOOSE)
     honest = wrapped.Wrapped.train

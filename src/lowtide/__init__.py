@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 from lowtide import errors
+from lowtide.analysis.batch_search import BatchFit
+from lowtide.analysis.compare import Comparison
+from lowtide.analysis.explain import Explanation
 from lowtide.api import compare, explain, max_batch, plan, plans, unwrap, wrap
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, Value
-from lowtide.plan.account import MemoryAccount
-from lowtide.plan.base import AbstractPlanner, Proposal
-from lowtide.plan.batch import BatchFit
-from lowtide.plan.compare import Comparison
-from lowtide.plan.explain import Explanation
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.account import MemoryAccount
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
 from lowtide.plan.registry import register
-from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.report.write import write_report
 from lowtide.schedule.expand import expand

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lowtide.analysis.batch_search import MOST, BatchFit
+from lowtide.analysis.compare import BUDGETS, Comparison, check_comparison, compare_planners
+from lowtide.analysis.explain import Explanation, explain_plan
 from lowtide.errors import InvalidBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.graph.costs import Costs
-from lowtide.plan.base import AbstractPlanner
-from lowtide.plan.batch import MOST, BatchFit
-from lowtide.plan.compare import BUDGETS, Comparison, check_comparison, compare_planners
-from lowtide.plan.explain import Explanation, explain_plan
-from lowtide.plan.result import Plan
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.result import Plan
 
 if TYPE_CHECKING:
-    from lowtide.run.settings import Settings
-    from lowtide.run.wrapped import Wrapped
+    from lowtide.runtime.wrap import Wrapped
+    from lowtide.settings import Settings
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -60,8 +60,8 @@ def wrap(
     """
     from torch import nn
 
-    from lowtide.run.settings import Settings
-    from lowtide.run.wrapped import wrap_function, wrap_module
+    from lowtide.runtime.wrap import wrap_function, wrap_module
+    from lowtide.settings import Settings
 
     settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan)
     if isinstance(model, nn.Module):
@@ -77,8 +77,8 @@ def unwrap(model: Model) -> Model:
     """Return `model` as it was before `wrap` or `chain_layers`; a model without either is returned as it is."""
     from torch import nn
 
-    from lowtide.run.layers import unchain_layers
-    from lowtide.run.wrapped import unwrap_module, wrapped_of
+    from lowtide.blocks.layers import unchain_layers
+    from lowtide.runtime.wrap import unwrap_module, wrapped_of
 
     if isinstance(model, nn.Module):
         unchain_layers(model)
@@ -92,7 +92,7 @@ def unwrap(model: Model) -> Model:
 
 def plans(model: Callable[..., Any]) -> list[Plan]:
     """Return the plans made so far for a wrapped model, one for each captured graph, or for the chains in a model."""
-    from lowtide.run.layers import chains_in
+    from lowtide.blocks.layers import chains_in
 
     chains = chains_in(model)
     return [plan for each in chains for plan in each.plans] if chains else list(_wrapped(model).session.plans)
@@ -181,7 +181,7 @@ def max_batch(
         costs: As for `wrap`; by default worked out for `device` if that is given, else measured.
         most: The largest batch to try.
     """
-    from lowtide.run.fit import largest_batch, memory_of
+    from lowtide.runtime.memory_fit import largest_batch, memory_of
 
     _check_callable("max_batch", model)
     if not callable(make_batch):
@@ -265,8 +265,8 @@ def _rehearse(
     name: str, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, **options: Any
 ) -> Plan:
     """Return the plan of the largest graph of a call; `name` is the function that the user called."""
-    from lowtide.run.rehearse import rehearse
-    from lowtide.run.settings import Settings
+    from lowtide.runtime.dry_run import rehearse
+    from lowtide.settings import Settings
 
     _check_callable(name, model)
     _check_arguments(args, kwargs)
@@ -292,7 +292,7 @@ def _plan_within(
     planner: str | AbstractPlanner,
     costs: str | Costs | None,
 ) -> Plan:
-    from lowtide.run.fit import memory_of, plan_within
+    from lowtide.runtime.memory_fit import memory_of, plan_within
 
     _check_callable(name, model)
     _check_arguments(args, kwargs)
@@ -303,7 +303,7 @@ def _plan_within(
 
 
 def _settings_without_budget(planner: str | AbstractPlanner, costs: str | Costs | None, device: str | None) -> Settings:
-    from lowtide.run.settings import Settings
+    from lowtide.settings import Settings
 
     source = (device or "measured") if costs is None else costs
     # The budget is replaced for every batch.
@@ -325,7 +325,7 @@ def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> N
 
 
 def _wrapped(model: Callable[..., Any]) -> Wrapped:
-    from lowtide.run.wrapped import wrapped_of
+    from lowtide.runtime.wrap import wrapped_of
 
     wrapped = wrapped_of(model)
     if wrapped is None:

@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from lowtide.blocks import layers
+from lowtide.blocks.chain import Chain
+from lowtide.blocks.unroll import Output, Unrolled
 from lowtide.errors import InvalidModelError
-from lowtide.plan.base import AbstractPlanner
-from lowtide.run import layers
-from lowtide.run.chain import Chain
-from lowtide.run.settings import Settings
-from lowtide.run.unroll import Output, Unrolled
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.settings import Settings
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from lowtide.capture.dropout import dropout_mask, dropout_noise
 from lowtide.capture.program import is_getitem
-from lowtide.capture.silence import retrace
+from lowtide.capture.unused_tangents import retrace
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.capture.sequence import Call, Made, in_sequence
+from lowtide.capture.fused_op import Call, Made, in_sequence
 from lowtide.graph.ir import Graph, OpId, ValueId
 
 

@@ -17,8 +17,8 @@ import lowtide
 from lowtide.cli.common import add_model, add_output, add_planning, budget, check_files, show, whole_number, wrote
 from lowtide.cli.models import load_case
 from lowtide.errors import InvalidInputError, InvalidModelError
-from lowtide.plan.files import replace_text
-from lowtide.plan.table import text_table
+from lowtide.files import replace_text
+from lowtide.text_table import text_table
 from lowtide.units import format_bytes, format_seconds
 
 EXAMPLES = """

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from lowtide.cli.common import show
-from lowtide.plan.table import text_table
+from lowtide.text_table import text_table
 from lowtide.units import format_bytes
 
 EXAMPLES = """
@@ -27,7 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show or clear the cache; return the exit code."""
     from lowtide.costs import cache as costs
-    from lowtide.run.plans_on_disk import plan_store
+    from lowtide.plan.plan_cache import plan_store
 
     store = plan_store()
     folder = costs.cache_dir()

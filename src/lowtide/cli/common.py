@@ -12,8 +12,8 @@ from typing import Any
 from lowtide.cli.models import load_case
 from lowtide.errors import InvalidBudgetError, InvalidOptionError, LowtideError, UnknownPlannerError
 from lowtide.plan import registry
-from lowtide.plan.account import optimizer_memory, parse_memory
-from lowtide.plan.result import Plan
+from lowtide.plan.core.account import optimizer_memory, parse_memory
+from lowtide.plan.core.result import Plan
 from lowtide.units import parse_budget
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lowtide.analysis.compare import BUDGETS, compare_planners
 from lowtide.cli.common import (
     add_model,
     add_output,
@@ -21,7 +22,6 @@ from lowtide.cli.common import (
     wrote,
 )
 from lowtide.errors import InvalidBudgetError
-from lowtide.plan.compare import BUDGETS, compare_planners
 from lowtide.report.write import check_report_path
 
 EXAMPLES = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from lowtide.analysis.explain import explain_plan
 from lowtide.cli.common import (
     add_model,
     add_output,
@@ -20,8 +21,7 @@ from lowtide.cli.common import (
     wrote,
 )
 from lowtide.cli.models import load_case
-from lowtide.plan.explain import explain_plan
-from lowtide.plan.result import Plan
+from lowtide.plan.core.result import Plan
 
 EXAMPLES = """
 lowtide explain my_model.py:make

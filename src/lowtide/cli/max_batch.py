@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from lowtide.analysis.batch_search import MOST
 from lowtide.cli.common import (
     add_memory,
     add_model,
@@ -23,7 +24,6 @@ from lowtide.cli.common import (
 )
 from lowtide.cli.models import call, find, load_case
 from lowtide.errors import InvalidModelError
-from lowtide.plan.batch import MOST
 
 EXAMPLES = """
 lowtide max-batch my_model.py:make --batch my_model.py:make_batch --memory 24GiB

@@ -26,8 +26,8 @@ from lowtide.cli.common import (
 )
 from lowtide.cli.models import load_case
 from lowtide.errors import InvalidOptionError
-from lowtide.plan.result import Plan
-from lowtide.plan.text import module_rows
+from lowtide.plan.core.module_table import module_rows
+from lowtide.plan.core.result import Plan
 from lowtide.report.write import check_report_path
 
 EXAMPLES = """

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import flop_registry
 
-from lowtide.capture.sequence import one_by_one
+from lowtide.capture.fused_op import one_by_one
 from lowtide.costs.devices import DeviceFigures, device_figures
 from lowtide.costs.op import Call, Calls, OpCost, signature, tensors_in
 from lowtide.graph.costs import Costs

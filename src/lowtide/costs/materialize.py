@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lowtide.capture.sequence import in_sequence
+from lowtide.capture.fused_op import in_sequence
 from lowtide.costs.op import Call
 from lowtide.errors import MeasureError
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from lowtide.capture.sequence import Call, Made
+from lowtide.capture.fused_op import Call, Made
 from lowtide.graph.ir import Graph, OpId
 
 Progress = Callable[[str], None]

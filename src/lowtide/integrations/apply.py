@@ -11,11 +11,11 @@ from torch import nn
 
 from lowtide import api
 from lowtide.graph.costs import Costs
-from lowtide.plan.base import AbstractPlanner
-from lowtide.plan.result import Plan
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.result import Plan
 from lowtide.report.write import check_report_path
-from lowtide.run.settings import Settings
-from lowtide.run.wrapped import wrapped_of
+from lowtide.runtime.wrap import wrapped_of
+from lowtide.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.integrations.apply import ModelWatch
-from lowtide.plan.base import AbstractPlanner
-from lowtide.plan.result import Plan
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.result import Plan
 
 # The library is published under two names, whose classes are strangers to each other.
 if importlib.util.find_spec("lightning") is not None:

@@ -12,8 +12,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.integrations.apply import ModelWatch
-from lowtide.plan.base import AbstractPlanner
-from lowtide.plan.result import Plan
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.result import Plan
 
 
 class LowtideCallback(TrainerCallback):

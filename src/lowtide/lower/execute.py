@@ -15,7 +15,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from lowtide.capture.program import is_tangent
 from lowtide.errors import LowtideWarning
-from lowtide.lower.quicken import quicken
+from lowtide.lower.cheaper_calls import quicken
 
 _VARIANTS = "lowtide_variants"
 _AROUND = "lowtide_around"

@@ -19,13 +19,13 @@ from torch._C._profiler import _RecordFunctionFast
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.capture.pins import is_foreign
+from lowtide.capture.fused_op import written_over
 from lowtide.capture.program import Program, Tail, is_getitem
-from lowtide.capture.sequence import written_over
-from lowtide.capture.shapes import is_hollow
+from lowtide.capture.recompute_rules import is_foreign
+from lowtide.capture.shape_only_inputs import is_hollow
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.lower.accumulate import hand_over, open_ledger
-from lowtide.lower.rng import replay_random, take_rng_state
+from lowtide.lower.early_accumulation import hand_over, open_ledger
+from lowtide.lower.random_replay import replay_random, take_rng_state
 from lowtide.schedule.steps import Schedule
 
 # A traced stride can differ from the real one; there a view must become a copy instead of an error.

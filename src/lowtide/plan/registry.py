@@ -6,8 +6,8 @@ import difflib
 from dataclasses import replace
 
 from lowtide.errors import InvalidOptionError, UnknownPlannerError
-from lowtide.plan.auto import Auto
-from lowtide.plan.base import AbstractPlanner
+from lowtide.plan.auto.planner import Auto
+from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.planners.chen_greedy import ChenGreedy
 from lowtide.plan.planners.chen_recursive import ChenRecursive

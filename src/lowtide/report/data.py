@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from lowtide.analysis.compare import Comparison
+from lowtide.analysis.explain import Explanation, Share, explain_plan
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph
-from lowtide.plan.alive import short_target
-from lowtide.plan.compare import Comparison
-from lowtide.plan.explain import Explanation, Share, explain_plan
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Plan
-from lowtide.plan.text import module_rows
+from lowtide.plan.core.module_table import module_rows
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
+from lowtide.plan.diagnose.alive import short_target
 from lowtide.schedule.simulate import Instance, Trace, instances
 from lowtide.schedule.steps import Schedule
 

@@ -13,8 +13,8 @@ from lowtide.report.data import KINDS, report_data
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.plan.compare import Comparison
-    from lowtide.plan.result import Plan
+    from lowtide.analysis.compare import Comparison
+    from lowtide.plan.core.result import Plan
 
 
 def html_page(plan: Plan, comparison: Comparison | None = None) -> str:

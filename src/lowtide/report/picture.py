@@ -17,7 +17,7 @@ from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 
 if TYPE_CHECKING:
-    from lowtide.plan.result import Plan
+    from lowtide.plan.core.result import Plan
 
 MIB = 2**20
 COLOURS = ("#c2410c", "#0369a1", "#4d7c0f", "#7e22ce")

@@ -6,13 +6,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from lowtide.plan.explain import explain_plan
+from lowtide.analysis.explain import explain_plan
 from lowtide.report.picture import Course, plan_panel
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.plan.compare import Comparison
-    from lowtide.plan.result import Plan
+    from lowtide.analysis.compare import Comparison
+    from lowtide.plan.core.result import Plan
 
 WIDTH, HEIGHT = 72, 14
 PLANNED, PLAIN, BUDGET = "█", "░", "─"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.errors import InvalidOptionError, ReportError
-from lowtide.plan.files import replace_text
+from lowtide.files import replace_text
 
 if TYPE_CHECKING:
-    from lowtide.plan.compare import Comparison
-    from lowtide.plan.result import Plan
+    from lowtide.analysis.compare import Comparison
+    from lowtide.plan.core.result import Plan
 
 PAGES = (".html", ".htm")
 PICTURES = (".png", ".svg")

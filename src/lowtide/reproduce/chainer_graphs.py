@@ -20,7 +20,7 @@ from lowtide.errors import InvalidGraphError
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, ValueId
-from lowtide.plan.lower_sets.dag import Dag
+from lowtide.plan.planners.kusumoto_lower_sets.dag import Dag
 
 _TAGS = ("gradient", "input", "output")
 _CONVOLUTION_TICKS = 10

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from lowtide.plan.base import AbstractPlanner
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.chen_greedy import ChenGreedy, Segments, code_budgets, greedy_segments, paper_budgets
 from lowtide.plan.planners.chen_recursive import ChenRecursive
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.hong_linear import HongLinear
-from lowtide.plan.problem import Problem
 from lowtide.reproduce.chen_networks import Network, lstm, resnet
 from lowtide.reproduce.table import Page, Progress, Row, silent
 from lowtide.schedule.arena import Reuse, arena_bytes

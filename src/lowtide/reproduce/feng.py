@@ -14,10 +14,10 @@ from pathlib import Path
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, OpId
 from lowtide.plan import registry
-from lowtide.plan.base import AbstractPlanner
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.feng import Feng
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.reproduce.networks import captured
 from lowtide.reproduce.table import Page, Progress, Row, silent

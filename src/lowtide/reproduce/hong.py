@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.hong_cubic import cubic_checkpoints, cubic_cost
 from lowtide.plan.planners.hong_linear import linear_checkpoints, linear_peak
-from lowtide.plan.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.reproduce.networks import captured
 from lowtide.reproduce.table import Page, Progress, Row, silent

@@ -14,16 +14,16 @@ from pathlib import Path
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
 from lowtide.plan import registry
-from lowtide.plan.base import AbstractPlanner
-from lowtide.plan.lower_sets.budget import minimum_budget
-from lowtide.plan.lower_sets.family import Family, all_lower_sets, pruned_lower_sets
-from lowtide.plan.lower_sets.program import solve as solve_program
-from lowtide.plan.lower_sets.transitions import transitions_of
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
 from lowtide.plan.planners.kusumoto import Kusumoto
 from lowtide.plan.planners.kusumoto_exact import KusumotoExact
-from lowtide.plan.problem import Problem
-from lowtide.plan.result import Plan
+from lowtide.plan.planners.kusumoto_lower_sets.budget import minimum_budget
+from lowtide.plan.planners.kusumoto_lower_sets.family import Family, all_lower_sets, pruned_lower_sets
+from lowtide.plan.planners.kusumoto_lower_sets.program import solve as solve_program
+from lowtide.plan.planners.kusumoto_lower_sets.transitions import transitions_of
 from lowtide.plan.solve import solve
 from lowtide.reproduce.chainer_graphs import ChainerGraph, read_chainer_graph
 from lowtide.reproduce.networks import captured

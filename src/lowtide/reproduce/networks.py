@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lowtide.api import plan
-from lowtide.capture.liberties import as_traced
+from lowtide.capture.memory_rewrites import as_traced
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from lowtide.plan.bounds.timeline import Timeline
-from lowtide.plan.problem import Problem
+from lowtide.plan.bounds.lifetimes import Timeline
+from lowtide.plan.core.problem import Problem
 
 
 def least_peak_bytes(problem: Problem) -> int:

@@ -12,11 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from lowtide.graph.ir import OpId
-from lowtide.plan.bounds.apart import Apart, LostError
-from lowtide.plan.bounds.hints import schedule_of
-from lowtide.plan.bounds.program import FREE, Limits
-from lowtide.plan.bounds.refine import Proof, Refiner
-from lowtide.plan.problem import Problem
+from lowtide.plan.bounds.integer_program import FREE, Limits
+from lowtide.plan.bounds.moment_selection import Proof, Refiner
+from lowtide.plan.bounds.prover_process import Apart, LostError
+from lowtide.plan.bounds.relaxed_solution import schedule_of
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
 
 # By so much an answer may be late before it is given up.

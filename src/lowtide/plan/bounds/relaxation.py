@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowtide.plan.bounds.program import FREE, Answer, Floats, Program, Row
+from lowtide.plan.bounds.integer_program import FREE, Answer, Floats, Program, Row
 
 # The solver compares with absolute tolerances, so costs are given to it in thousandths.
 _SCALE = 1000.0

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, OpId
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.options import check_numbers
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.options import check_numbers
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
 
 # A set of items, one bit each: values that ops produce, and generator states kept for a replay.

@@ -14,9 +14,9 @@ from itertools import accumulate
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, Link, chain_of
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.options import check_numbers
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.options import check_numbers
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.expand import expand
 
 _MIN_CUTS = 2

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.graph.ir import Graph, ValueId
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.expand import expand
 
 _NORMALISATION = (

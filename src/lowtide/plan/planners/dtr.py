@@ -17,11 +17,11 @@ import numpy as np
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph, OpId, ValueId
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.candidates import best_priced
-from lowtide.plan.eviction import AbstractNeighbourhood, Closures, Components, Links, OwnCosts
-from lowtide.plan.options import check_numbers
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.candidates import best_priced
+from lowtide.plan.core.options import check_numbers
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.planners.dtr_eviction import AbstractNeighbourhood, Closures, Components, Links, OwnCosts
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph, ValueId
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.candidates import best_of
-from lowtide.plan.division.family import affordable, schedules
-from lowtide.plan.division.solve import Solver
-from lowtide.plan.division.terms import spread
-from lowtide.plan.division.view import tensor_view_of
-from lowtide.plan.options import check_numbers
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.candidates import best_of
+from lowtide.plan.core.options import check_numbers
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.planners.feng_division.family import affordable, schedules
+from lowtide.plan.planners.feng_division.solve import Solver
+from lowtide.plan.planners.feng_division.terms import spread
+from lowtide.plan.planners.feng_division.view import tensor_view_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, chain_of
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.candidates import best_of
-from lowtide.plan.division.chain import Row, cut
-from lowtide.plan.division.family import affordable, schedules
-from lowtide.plan.division.terms import Terms, minimise, spread
-from lowtide.plan.options import check_numbers
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.candidates import best_of
+from lowtide.plan.core.options import check_numbers
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.planners.feng_division.chain import Row, cut
+from lowtide.plan.planners.feng_division.family import affordable, schedules
+from lowtide.plan.planners.feng_division.terms import Terms, minimise, spread
 
 
 @dataclass(frozen=True, kw_only=True)

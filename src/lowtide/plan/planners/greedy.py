@@ -22,14 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.errors import InvalidOptionError
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.options import check_numbers
-from lowtide.plan.problem import Problem
-from lowtide.plan.search.descend import descend, tidy
-from lowtide.plan.search.drop import Taste
-from lowtide.plan.search.facts import Facts
-from lowtide.plan.search.repair import Dice, improve, lower
-from lowtide.plan.search.timeline import Timeline
+from lowtide.plan.core.options import check_numbers
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.search.descent import descend, tidy
+from lowtide.plan.search.destroy_repair import Dice, improve, lower
+from lowtide.plan.search.drop_choice import Taste
+from lowtide.plan.search.edited_schedule import Timeline
+from lowtide.plan.search.problem_arrays import Facts
 from lowtide.schedule.steps import Schedule
 
 _SEED = 20160421

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from math import comb
 
 from lowtide.errors import InvalidOptionError
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.candidates import best_of
-from lowtide.plan.layers import no_chain
-from lowtide.plan.nested.emit import emit
-from lowtide.plan.nested.operations import Action, Operation
-from lowtide.plan.nested.pieces import chain_length, pieces_of
-from lowtide.plan.options import check_numbers
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.candidates import best_of
+from lowtide.plan.core.options import check_numbers
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.planners.chain_dp.emit import emit
+from lowtide.plan.planners.chain_dp.layers import no_chain
+from lowtide.plan.planners.chain_dp.operations import Action, Operation
+from lowtide.plan.planners.chain_dp.pieces import chain_length, pieces_of
 
 _TRIES = 40
 _MOST_RUNS = 30

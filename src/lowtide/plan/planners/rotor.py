@@ -27,17 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.errors import InvalidOptionError
-from lowtide.plan.base import AbstractPlanner, Progress, Proposal, silent
-from lowtide.plan.candidates import best_priced
-from lowtide.plan.infeasible import infeasible_chain
-from lowtide.plan.layers import no_chain
-from lowtide.plan.nested.emit import emit
-from lowtide.plan.nested.operations import Action, Operation, keep_everything
-from lowtide.plan.nested.pieces import Pieces, chain_length, pieces_of
-from lowtide.plan.nested.profile import profile
-from lowtide.plan.nested.stages import Stages, operations_seconds
-from lowtide.plan.options import check_numbers
-from lowtide.plan.problem import Problem
+from lowtide.plan.core.candidates import best_priced
+from lowtide.plan.core.options import check_numbers
+from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.diagnose.infeasible import infeasible_chain
+from lowtide.plan.planners.chain_dp.emit import emit
+from lowtide.plan.planners.chain_dp.layers import no_chain
+from lowtide.plan.planners.chain_dp.operations import Action, Operation, keep_everything
+from lowtide.plan.planners.chain_dp.pieces import Pieces, chain_length, pieces_of
+from lowtide.plan.planners.chain_dp.profile import profile
+from lowtide.plan.planners.chain_dp.stages import Stages, operations_seconds
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.plan.search.facts import Facts
+from lowtide.plan.search.problem_arrays import Facts
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

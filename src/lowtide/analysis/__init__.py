@@ -1,0 +1,1 @@
+"""Questions about plans: comparison of planners, what is alive at the peak, the largest batch."""

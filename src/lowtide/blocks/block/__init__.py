@@ -1,0 +1,1 @@
+"""One block by itself: its tensors, its piece of the autograd graph, how it runs without side effects."""

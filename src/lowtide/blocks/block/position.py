@@ -1,0 +1,349 @@
+"""A place in the chain: the blocks that run there as one, and which tensors around them need gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.utils import _pytree as pytree
+
+from lowtide.blocks.block.autograd_piece import Gradients, Kept, begin, differentiate, end
+from lowtide.blocks.block.autograd_piece import apart as kept_apart
+from lowtide.blocks.block.contents import Contents, statistics_norms
+from lowtide.blocks.block.deferred_saves import Blanks
+from lowtide.blocks.block.side_effects import Owner, buffers_replaced, cloned, generators
+from lowtide.blocks.block.tensor_spec import Block, State, as_state
+from lowtide.blocks.python_state import refusals as refused
+from lowtide.blocks.python_state.snapshot import Memory, is_plain
+from lowtide.errors import InvalidModelError
+
+Extras = tuple[tuple[Any, ...], ...]
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Consecutive blocks that run as one.
+
+    Attributes:
+        first: Number of its first block in the chain.
+        name: Name for people.
+        blocks: The blocks.
+        labels: How messages call each.
+        contents: What they are made of.
+        emits: How many tensors at the end of every block's results leave the chain instead of going to the next block.
+        memory: What they remember in Python.
+    """
+
+    first: int
+    name: str
+    blocks: tuple[Block, ...]
+    labels: tuple[str, ...]
+    contents: Contents
+    emits: int = 0
+    memory: Memory = field(default_factory=lambda: Memory(()))
+
+    def memory_for(self, arguments: Arguments) -> Memory:
+        """Return what they remember, their arguments in a call included."""
+        if arguments.plain:
+            return self.memory
+        return Memory((*self.blocks, *arguments.extras[self.first : self.first + len(self.blocks)], arguments.keywords))
+
+    def call(self, state: State, extras: Extras, keywords: Mapping[str, Any]) -> tuple[State, State]:
+        """Return the state after the blocks, and what they emit."""
+        emitted: State = ()
+        for block, label, extra in zip(self.blocks, self.labels, extras, strict=True):
+            state = as_state(block(*state, *extra, **keywords), label)
+            if self.emits:
+                if len(state) <= self.emits:
+                    raise InvalidModelError(
+                        f"{label} returned {len(state)} tensors, of which the last {self.emits} leave the chain: none "
+                        "is left for the next block."
+                    )
+                emitted += state[-self.emits :]
+                state = state[: -self.emits]
+        return state, emitted
+
+
+@dataclass
+class Arguments:
+    """What the blocks of one call of the chain take beside the state.
+
+    Attributes:
+        extras: For every block, its own arguments.
+        keywords: Keyword arguments that all blocks take.
+        leaves: The tensors in both that need a gradient, each once.
+        plain: Whether nothing in both can be changed by a block but by writing over tensors; found by itself.
+        others: The tensors in both that need no gradient; found by itself.
+    """
+
+    extras: Extras
+    keywords: Mapping[str, Any]
+    leaves: list[Tensor]
+    plain: bool = True
+    others: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Find out whether blocks can change something in it."""
+        self.plain = all(map(is_plain, self.extras)) and all(map(is_plain, self.keywords.values()))
+        flat = pytree.tree_leaves((self.extras, self.keywords)) if any(self.extras) or self.keywords else ()
+        self.others = [value for value in flat if isinstance(value, Tensor) and not value.requires_grad]
+
+    def places(self, first: int, last: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
+        """Return where blocks `first` to `last` find leaves: (block, argument, leaf), and (keyword value, leaf)."""
+        index = {id(leaf): number for number, leaf in enumerate(self.leaves)}
+        own = [
+            (block - first, argument, index[id(value)])
+            for block in range(first, last + 1)
+            for argument, value in enumerate(self.extras[block])
+            if id(value) in index
+        ]
+        flat = pytree.tree_leaves(self.keywords) if self.keywords else []
+        return own, [(place, index[id(value)]) for place, value in enumerate(flat) if id(value) in index]
+
+
+@dataclass(eq=False)
+class Position:
+    """A unit at its place, with all that is known before a call.
+
+    Attributes:
+        unit: The blocks.
+        state_size: How many tensors the state before it has.
+        final: Whether it is the last one.
+        needs: Which tensors of the state before it need a gradient.
+        gives: Which of its results, state and emitted ones, need a gradient.
+        results: How many results it has.
+        reads_state: Whether its backward reads the state before it.
+        parameters: Parameters that its gradients belong to.
+        leaves: Which of the call's leaves it reads.
+        shared_parameters: Which of `parameters` other positions use too.
+        shared_leaves: Which of `leaves` other positions use too.
+        extra_places: Where leaves are among its blocks' arguments.
+        keyword_places: Where leaves are among the keyword arguments.
+        random: Whether it draws random numbers.
+        draws: Whether it draws those of Python or numpy.
+        stores: Whether it stores tensors in Python that need no gradient.
+        rewinds: Whether what it remembers is to be put back after every run.
+        changing: Buffers that it changes, apart from those of normalisations.
+        stops: Whether a run for its backward only stops where the last tensor that backward reads is made.
+        norms: Normalisations whose statistics it updates; found by itself.
+        constant: Its other buffers; found by itself.
+        places: Devices whose generators it may draw from; found by itself.
+    """
+
+    unit: Unit
+    state_size: int = 1
+    final: bool = False
+    needs: tuple[int, ...] = ()
+    gives: tuple[int, ...] = ()
+    results: int = 1
+    reads_state: bool = False
+    parameters: tuple[Tensor, ...] = ()
+    leaves: tuple[int, ...] = ()
+    shared_parameters: tuple[int, ...] = ()
+    shared_leaves: tuple[int, ...] = ()
+    extra_places: tuple[tuple[int, int, int], ...] = ()
+    keyword_places: tuple[tuple[int, int], ...] = ()
+    random: bool = False
+    draws: bool = False
+    stores: bool = False
+    rewinds: bool = False
+    changing: tuple[Owner, ...] = ()
+    stops: bool = False
+    norms: list[nn.Module] = field(default_factory=list)
+    constant: list[Owner] = field(default_factory=list)
+    places: tuple[torch.device, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Find the buffers that recomputation must leave alone."""
+        modules = self.unit.contents.modules
+        self.places = generators((*self.parameters, *self.unit.contents.parameters()))
+        self.norms = statistics_norms(modules)
+        # In eval mode they are read.
+        taken = {id(module) for module in self.norms if module.training} | {id(module) for module, _ in self.changing}
+        self.constant = [
+            (module, name)
+            for module in modules
+            if id(module) not in taken
+            for name, tensor in module._buffers.items()
+            if tensor is not None
+        ]
+
+    @property
+    def shared(self) -> int:
+        """How many sums of gradients it adds to."""
+        return len(self.shared_parameters) + len(self.shared_leaves)
+
+    def run(self, state: State, arguments: Arguments) -> State:
+        """Return all results; nothing is kept for backward.
+
+        It runs as if something were: PyTorch takes other kernels without gradients (for LSTMs, and for attention with
+        a learned bias), which give other bits.
+        """
+        with torch.enable_grad():
+            entered, _, aliases = self.enter(state, arguments)
+            results = self._checked(self.call(entered, arguments, aliases))
+        return tuple(tensor.detach() for tensor in results)
+
+    def run_kept(self, state: State, arguments: Arguments, *, apart: bool = False) -> tuple[State, Kept]:
+        """Return all results, and the way back from them to the state before, the leaves and the parameters.
+
+        If it is to be `apart`, the way back does not hold the state; it must be supplied again in backward.
+        """
+        supply: list[Tensor] = []
+        return self._run_recorded(state, arguments, kept_apart(state, supply) if apart else _NOTHING, supply)
+
+    def run_blank(self, state: State, arguments: Arguments) -> tuple[State, Kept]:
+        """Return all results, and the way back from them, to which `fill` must add what backward reads."""
+        statistics = (tensor for norm in self.norms for tensor in norm._buffers.values() if tensor is not None)
+        blanks = Blanks(tuple(statistics))
+        results, kept = self._run_recorded(state, arguments, blanks.left(), [])
+        kept.blanks = blanks
+        return results, kept
+
+    def _run_recorded(
+        self, state: State, arguments: Arguments, saving: AbstractContextManager[Any], supply: list[Tensor]
+    ) -> tuple[State, Kept]:
+        with torch.enable_grad(), saving:
+            entered, edges, aliases = self.enter(state, arguments)
+            results = self._checked(self.call(entered, arguments, aliases))
+            del entered
+            shared = [self.parameters[index] for index in self.shared_parameters]
+            shared += [aliases[self.leaves[index]] for index in self.shared_leaves]
+            kept = end([results[index] for index in self.gives], shared, edges, supply)
+        return tuple(tensor.detach() for tensor in results), kept
+
+    def _checked(self, results: State) -> State:
+        """Return `results`; raise if their number has changed."""
+        if len(results) == self.results:
+            return results
+        raise InvalidModelError(
+            f"{self.unit.labels[-1]} returned {len(results)} tensors; when it was looked at, it returned "
+            f"{self.results}. The number must not change from call to call."
+        )
+
+    def fill(self, kept: Kept, state: State, arguments: Arguments, **how: Callable[[], None]) -> None:
+        """Make again what the backward of `kept` reads, and nothing else; see `Blanks.fill`."""
+        assert kept.blanks is not None, "only runs that leave blanks are followed by this"
+        with torch.enable_grad():
+            entered, _, aliases = self.enter(state, arguments)
+            kept.blanks.fill(lambda: self.call(entered, arguments, aliases), self.unit.labels[-1], **how)
+
+    def enter(self, state: State, arguments: Arguments) -> tuple[State, list[GradientEdge], dict[int, Tensor]]:
+        """Return the state and the leaves as the beginning of a graph, and where their gradients will arrive."""
+        leaves = [arguments.leaves[leaf] for leaf in self.leaves]
+        started, edges = begin([state[index] for index in self.needs] + leaves)
+        aliases = dict(zip(self.leaves, started[len(self.needs) :], strict=True))
+        if self.needs:
+            entered = list(state)
+            for index, tensor in zip(self.needs, started, strict=False):
+                entered[index] = tensor
+            state = tuple(entered)
+        return state, edges, aliases
+
+    def call(self, state: State, arguments: Arguments, aliases: Mapping[int, Tensor]) -> State:
+        """Return all results of the blocks, run on `aliases` instead of the leaves."""
+        extras, keywords = self._with_aliases(arguments, aliases)
+        results = self._call(state, extras, keywords, arguments)
+        if self.keyword_places and not _is_alike(keywords, arguments.keywords, self.keyword_places):
+            raise refused.argument(self.unit.labels[-1])
+        return results
+
+    def _call(self, state: State, extras: Extras, keywords: Mapping[str, Any], arguments: Arguments) -> State:
+        if not self.rewinds:
+            after, emitted = self.unit.call(state, extras, keywords)
+            return after + emitted
+        memory = self.unit.memory_for(arguments)
+        before = memory.present()
+        try:
+            after, emitted = self.unit.call(state, extras, keywords)
+        finally:
+            memory.put(before)
+        return after + emitted
+
+    def _with_aliases(self, arguments: Arguments, aliases: Mapping[int, Tensor]) -> tuple[Extras, Mapping[str, Any]]:
+        first, number = self.unit.first, len(self.unit.blocks)
+        extras, keywords = arguments.extras[first : first + number], arguments.keywords
+        if self.extra_places:
+            rows = [list(extra) for extra in extras]
+            for block, argument, leaf in self.extra_places:
+                rows[block][argument] = aliases[leaf]
+            extras = tuple(tuple(row) for row in rows)
+        if self.keyword_places:
+            flat, structure = pytree.tree_flatten(keywords)
+            for place, leaf in self.keyword_places:
+                flat[place] = aliases[leaf]
+            keywords = pytree.tree_unflatten(flat, structure)
+        return extras, keywords
+
+    def differentiate(
+        self, kept: Kept, gradients: Gradients, sums: Gradients, *, retain: bool = False
+    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None]]:
+        """Return the gradients of the state before, of the leaves and of the parameters.
+
+        `gradients` are those of all results; `sums` are the gradients so far of the shared parameters, then of the
+        shared leaves. Both lists are emptied.
+        """
+        entering = [gradients[index] for index in self.gives]
+        gradients.clear()
+        if all(gradient is None for gradient in entering):
+            found: list[Tensor | None] = [None] * (len(kept.edges) + len(self.parameters))
+            for index, gradient in zip(self._shared_places(), sums, strict=True):
+                found[index] = gradient
+            sums.clear()
+            return self._split(found)
+        entering += sums
+        sums.clear()
+        return self._split(differentiate(kept, entering, self.parameters, retain=retain))
+
+    def _split(self, found: Sequence[Tensor | None]) -> Any:
+        needs, leaves = len(self.needs), len(self.leaves)
+        return found[:needs], found[needs : needs + leaves], found[needs + leaves :]
+
+    def _shared_places(self) -> list[int]:
+        needs, leaves = len(self.needs), len(self.leaves)
+        return [needs + leaves + index for index in self.shared_parameters] + [
+            needs + index for index in self.shared_leaves
+        ]
+
+    def again(self, stash: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Return a context for running it again: statistics are not updated, and `stash` stands in for buffers."""
+        if not self.norms and not self.changing:
+            return _NOTHING
+        stack = ExitStack()
+        norms = [module for module in self.norms if module.training and module.track_running_stats]
+        if norms:
+            stack.callback(_track, norms, True)
+            _track(norms, False)
+        if self.changing:
+            stack.enter_context(buffers_replaced(self.changing, cloned(stash)))
+        return stack
+
+    def stash(self) -> list[Tensor]:
+        """Return copies of the buffers that it is about to change."""
+        return cloned([module._buffers[name] for module, name in self.changing])
+
+    def versions(self) -> list[tuple[int, int]]:
+        """Return which tensors its other buffers are and how often they were changed."""
+        found = (module._buffers[name] for module, name in self.constant)
+        return [(id(tensor), tensor._version) for tensor in found]
+
+
+def _is_alike(keywords: Any, given: Any, places: Sequence[tuple[int, int]]) -> bool:
+    """Whether `keywords` are `given` but for the tensors at some places."""
+    (flat, structure), (wanted, as_given) = pytree.tree_flatten(keywords), pytree.tree_flatten(given)
+    replaced = {place for place, _ in places}
+    return structure == as_given and all(
+        one is other for place, (one, other) in enumerate(zip(flat, wanted, strict=True)) if place not in replaced
+    )
+
+
+def _track(norms: Sequence[nn.Module], on: bool) -> None:
+    for module in norms:
+        # Past nn.Module's own way of setting attributes, which takes ten times as long.
+        module.__dict__["track_running_stats"] = on

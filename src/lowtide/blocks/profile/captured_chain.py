@@ -1,0 +1,251 @@
+"""A chain of blocks as positions, each with its figures: every distinct block is run by itself once.
+
+Blocks count as the same if they are the same object, or modules of the same classes with equal settings and tensors of
+equal shapes, and are given equal shapes. A block that writes over its input is joined with the one before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch._C._autograd import _profiler_enabled
+from torch.utils import _pytree as pytree
+
+from lowtide.blocks.block.contents import Contents, contents_of, module_key
+from lowtide.blocks.block.position import Arguments, Position, Unit
+from lowtide.blocks.block.side_effects import Autocast, autocast_as, owners_of
+from lowtide.blocks.block.tensor_spec import NEEDS_GRADIENT, Block, Spec, State, aliases_of, label_of, spec_of, specs_of
+from lowtide.blocks.profile.unit_costs import NEW, Figures, InPlaceError, profile_unit, state_after
+from lowtide.blocks.python_state.snapshot import Memory
+from lowtide.errors import InvalidInputError
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks of a chain, with their names and what they are made of.
+
+    Attributes:
+        names: Name of every block.
+        blocks: The blocks.
+        contents: What each is made of.
+        memories: What each remembers in Python.
+        emits: How many tensors at the end of every block's results leave the chain.
+    """
+
+    names: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    contents: tuple[Contents, ...]
+    memories: tuple[Memory, ...]
+    emits: int = 0
+
+    @staticmethod
+    def of(names: Sequence[str], blocks: Sequence[Block], emits: int) -> Blocks:
+        """Return `blocks` with what they are made of."""
+        known: dict[int, Contents] = {}
+        memories: dict[int, Memory] = {}
+        for block in blocks:
+            if id(block) not in known:
+                known[id(block)], memories[id(block)] = contents_of(block), Memory([block])
+        return Blocks(
+            tuple(names),
+            tuple(blocks),
+            tuple(known[id(block)] for block in blocks),
+            tuple(memories[id(block)] for block in blocks),
+            emits,
+        )
+
+    def unit(self, first: int, last: int) -> Unit:
+        """Return the blocks from `first` to `last` as one."""
+        parts = self.contents[first : last + 1]
+        modules = {id(module): module for part in parts for module in part.modules}
+        tensors = {id(tensor): tensor for part in parts for tensor in part.tensors}
+        name = self.names[first] if first == last else f"{self.names[first]}-{self.names[last]}"
+        return Unit(
+            first=first,
+            name=name,
+            blocks=self.blocks[first : last + 1],
+            labels=tuple(label_of(self.names[k], self.blocks[k]) for k in range(first, last + 1)),
+            contents=parts[0] if first == last else Contents(tuple(modules.values()), tuple(tensors.values())),
+            emits=self.emits,
+            memory=self.memories[first] if first == last else Memory(self.blocks[first : last + 1]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A chain that was looked at: its positions and the figures of each, in order.
+
+    Attributes:
+        positions: The positions.
+        figures: Their figures.
+        state: What the tensors of the chain's input are.
+    """
+
+    positions: tuple[Position, ...]
+    figures: tuple[Figures, ...]
+    state: tuple[Spec, ...]
+
+
+def capture_chain(
+    blocks: Blocks, state: State, arguments: Arguments, autocast: Autocast, progress: Progress
+) -> Captured:
+    """Return what the chain is and costs when it is called with `state` and `arguments`.
+
+    Nothing but the blocks' own temporary memory is used: parameters, gradients, buffers and generators stay as they
+    are. Where a profiler watches the caller's thread the blocks run in another one.
+    """
+
+    def look() -> Captured:
+        with autocast_as(autocast):
+            return _Capture(blocks, arguments, progress).run(state)
+
+    if not _profiler_enabled():
+        return look()
+    with ThreadPoolExecutor(1, "lowtide-profile") as pool:
+        return pool.submit(look).result()
+
+
+class _Capture:
+    """Goes through the blocks from first to last."""
+
+    def __init__(self, blocks: Blocks, arguments: Arguments, progress: Progress) -> None:
+        self._blocks, self._arguments, self._progress = blocks, arguments, progress
+        self._uses = _uses(blocks, arguments)
+        self._known: dict[Any, Figures] = {}
+        self._keys: dict[int, Any] = {}
+        self._number = len(blocks.blocks)
+        self._keywords = specs_of(pytree.tree_leaves(arguments.keywords)) if arguments.keywords else ()
+
+    def run(self, state: State) -> Captured:
+        """Return the positions and figures of the chain."""
+        given = tuple(spec_of(tensor) for tensor in state)
+        current = tuple(tensor.detach() for tensor in state)
+        needs = tuple(index for index, spec in enumerate(given) if spec[NEEDS_GRADIENT])
+        found: list[tuple[Position, Figures]] = []
+        # The state before each position so far that may yet have to be joined with the next one.
+        entry = (current, needs)
+        for k in range(self._number):
+            try:
+                position, figures, after = self._look(self._blocks.unit(k, k), current, needs)
+                entry = (current, needs)
+            except InPlaceError:
+                if not found:
+                    raise InvalidInputError(
+                        f"{label_of(self._blocks.names[k], self._blocks.blocks[k])} changes the input of the chain in "
+                        "place, which could not be run again from it. Use the form of the block that does not "
+                        "(inplace=False), or put the block before it into the chain as well."
+                    ) from None
+                joined, _ = found.pop()
+                position, figures, after = self._look(self._blocks.unit(joined.unit.first, k), *entry)
+            found.append((position, figures))
+            emitted = figures.results - len(after)
+            current, needs = after, tuple(index for index in figures.gives if index < figures.results - emitted)
+        positions = self._with_shared_foreigners([position for position, _ in found])
+        return Captured(tuple(positions), tuple(figures for _, figures in found), given)
+
+    def _look(self, unit: Unit, state: State, needs: tuple[int, ...]) -> tuple[Position, Figures, State]:
+        """Return the position of `unit`, its figures, and the state after it."""
+        draft = self._draft(unit, len(state), needs)
+        key = self._key(draft, state)
+        figures = self._known.get(key)
+        if figures is None:
+            self._progress(f"running block {unit.name} of {self._number} by itself")
+            before = "the input of the chain" if not unit.first else f"the output of block {unit.first - 1}"
+            figures, after = profile_unit(draft, state, self._arguments, before)
+            if not figures.foreign or not any(isinstance(block, nn.Module) for block in unit.blocks):
+                self._known[key] = figures
+        else:
+            after = self._sample(draft, figures, state)
+        owners = owners_of(unit.contents.modules)
+        position = replace(
+            draft,
+            gives=figures.gives,
+            results=figures.results,
+            reads_state=bool(figures.saved_state),
+            parameters=draft.parameters + figures.foreign,
+            random=figures.left.random,
+            draws=figures.left.draws,
+            stores=figures.left.stores,
+            changing=tuple(owners[index] for index in figures.changing),
+            stops=figures.stop_seconds is not None,
+        )
+        return position, figures, after
+
+    def _draft(self, unit: Unit, state_size: int, needs: tuple[int, ...]) -> Position:
+        parameters = tuple(each for each in unit.contents.parameters() if each.requires_grad and each.is_leaf)
+        extra_places, keyword_places = self._arguments.places(unit.first, unit.first + len(unit.blocks) - 1)
+        leaves = tuple(dict.fromkeys([*(leaf for *_, leaf in extra_places), *(leaf for _, leaf in keyword_places)]))
+        return Position(
+            unit=unit,
+            state_size=state_size,
+            final=unit.first + len(unit.blocks) == self._number,
+            needs=needs,
+            parameters=parameters,
+            leaves=leaves,
+            shared_parameters=tuple(k for k, each in enumerate(parameters) if self._is_shared(each, unit)),
+            shared_leaves=tuple(
+                k for k, leaf in enumerate(leaves) if self._is_shared(self._arguments.leaves[leaf], unit)
+            ),
+            extra_places=tuple(extra_places),
+            keyword_places=tuple(keyword_places),
+        )
+
+    def _key(self, draft: Position, state: State) -> Any:
+        unit = draft.unit
+        rows = self._arguments.extras[unit.first : unit.first + len(unit.blocks)]
+        return (
+            tuple(map(self._block_key, unit.blocks)),
+            specs_of(state),
+            aliases_of(state),
+            draft.needs,
+            draft.final,
+            tuple(map(specs_of, rows)),
+            self._keywords,
+            draft.extra_places and tuple(place[:2] for place in draft.extra_places),
+            draft.shared_parameters,
+            draft.shared_leaves,
+        )
+
+    def _block_key(self, block: Block) -> Any:
+        if id(block) not in self._keys:
+            self._keys[id(block)] = module_key(block) if isinstance(block, nn.Module) else id(block)
+        return self._keys[id(block)]
+
+    def _sample(self, draft: Position, figures: Figures, state: State) -> State:
+        """Return a state such as a unit that is known already gives."""
+        if figures.after == specs_of(state) and NEW in figures.sources:
+            return state
+        return state_after(replace(draft, gives=figures.gives, results=figures.results), state, self._arguments)
+
+    def _is_shared(self, tensor: Tensor, unit: Unit) -> bool:
+        first, last = self._uses[id(tensor)]
+        return first < unit.first or last >= unit.first + len(unit.blocks)
+
+    def _with_shared_foreigners(self, positions: list[Position]) -> list[Position]:
+        """Return `positions`, where parameters that only running them revealed are marked as shared if they are."""
+        uses = Counter(id(parameter) for position in positions for parameter in position.parameters)
+        return [
+            replace(
+                position,
+                shared_parameters=tuple(k for k, each in enumerate(position.parameters) if uses[id(each)] > 1),
+            )
+            for position in positions
+        ]
+
+
+def _uses(blocks: Blocks, arguments: Arguments) -> dict[int, tuple[int, int]]:
+    """Return the first and the last block that uses each parameter and each leaf."""
+    uses: dict[int, tuple[int, int]] = {}
+    everywhere = [value for value in pytree.tree_leaves(arguments.keywords) if isinstance(value, Tensor)]
+    for k, (contents, row) in enumerate(zip(blocks.contents, arguments.extras, strict=True)):
+        extras = [value for value in row if isinstance(value, Tensor)]
+        for tensor in (*contents.parameters(), *extras, *everywhere):
+            uses[id(tensor)] = (uses.get(id(tensor), (k, k))[0], k)
+    return uses

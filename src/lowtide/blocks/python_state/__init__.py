@@ -1,0 +1,1 @@
+"""Python state of blocks: read, compared, put back, or refused."""

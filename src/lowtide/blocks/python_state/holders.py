@@ -1,0 +1,396 @@
+"""Things that hold Python state: what is in them can be read, compared and put back."""
+
+from __future__ import annotations
+
+import array
+import pickle
+import random
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from operator import is_, itemgetter
+from typing import Any, Protocol
+
+import torch
+
+from lowtide.blocks.python_state.function_names import STANDARD
+
+_MISSING: Any = object()
+_TRAINING = "training"
+# Beyond these, contents are compared by their number only, or not at all.
+MOST_ENTRIES, MOST_BYTES = 10_000, 1 << 20
+
+
+class Holder(Protocol):
+    """One thing that holds state."""
+
+    def read(self) -> Any:
+        """Return what it holds."""
+
+    def same(self, content: Any) -> bool:
+        """Whether it still holds `content`."""
+
+    def write(self, content: Any) -> None:
+        """Let it hold `content`."""
+
+
+class _Held:
+    __slots__ = ("thing",)
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+
+class Entries(_Held):
+    """A dictionary: its entries."""
+
+    __slots__ = ()
+
+    def read(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return keys and values."""
+        return tuple(self.thing), tuple(self.thing.values())
+
+    def same(self, content: Any) -> bool:
+        """Whether keys and values are the same objects."""
+        keys, values = content
+        thing = self.thing
+        return len(thing) == len(keys) and all(map(is_, thing.values(), values)) and all(map(is_, thing, keys))
+
+    def write(self, content: Any) -> None:
+        """Put entries back; those that are in place stay."""
+        keys, values = content
+        thing = self.thing
+        if tuple(thing) == keys:
+            for key, value in zip(keys, values, strict=True):
+                if thing[key] is not value:
+                    thing[key] = value
+            return
+        thing.clear()
+        for key, value in zip(keys, values, strict=True):
+            thing[key] = value
+
+
+class Attributes:
+    """The attributes of a module, apart from those that every module has for its own ends."""
+
+    __slots__ = ("_get", "_names", "_size", "thing")
+
+    def __init__(self, thing: dict[str, Any], names: Sequence[str]) -> None:
+        self.thing, self._names = thing, tuple(names)
+        self._size = len(thing)
+        # Two at least, for one alone would not come in a tuple.
+        self._get = itemgetter(_TRAINING, _TRAINING, *names)
+
+    def read(self) -> tuple[Any, ...]:
+        """Return their values."""
+        return self._get(self.thing)
+
+    def same(self, content: Any) -> bool:
+        """Whether they are the same objects."""
+        thing = self.thing
+        try:
+            return len(thing) == self._size and all(map(is_, self._get(thing), content))
+        except KeyError:
+            return False
+
+    def write(self, content: Any) -> None:
+        """Put them back, and take away what was added."""
+        wanted = dict(zip((_TRAINING, *self._names), content[1:], strict=True))
+        for name in [name for name in self.thing if name not in wanted and name not in STANDARD]:
+            del self.thing[name]
+        for name, value in wanted.items():
+            if self.thing.get(name, _MISSING) is not value:
+                self.thing[name] = value
+
+
+class Buffers(_Held):
+    """The buffers of a module: their names and which are None. Contents are cared for elsewhere."""
+
+    __slots__ = ()
+
+    def read(self) -> dict[str, Any]:
+        """Return a copy."""
+        return dict(self.thing)
+
+    def same(self, content: Any) -> bool:
+        """Whether there are the same buffers."""
+        thing = self.thing
+        return thing.keys() == content.keys() and all(
+            (thing[name] is None) == (value is None) for name, value in content.items()
+        )
+
+    def write(self, content: Any) -> None:
+        """Take out buffers that were added and put back those that are missing."""
+        for name in [name for name in self.thing if name not in content]:
+            del self.thing[name]
+        for name, value in content.items():
+            if name not in self.thing or (self.thing[name] is None) != (value is None):
+                self.thing[name] = value
+
+
+class Items(_Held):
+    """A list or a deque."""
+
+    __slots__ = ()
+
+    def read(self) -> tuple[Any, ...]:
+        """Return what is in it."""
+        return tuple(self.thing)
+
+    def same(self, content: Any) -> bool:
+        """Whether the same objects are in it."""
+        return len(self.thing) == len(content) and all(map(is_, self.thing, content))
+
+    def write(self, content: Any) -> None:
+        """Put them back."""
+        self.thing.clear()
+        self.thing.extend(content)
+
+
+class Many(_Held):
+    """A container with too many entries to look at every time."""
+
+    __slots__ = ()
+
+    def read(self) -> tuple[int, Any]:
+        """Return their number and a copy."""
+        return len(self.thing), self.thing.copy()
+
+    def same(self, content: Any) -> bool:
+        """Whether the number is the same."""
+        return len(self.thing) == content[0]
+
+    def write(self, content: Any) -> None:
+        """Put all back."""
+        self.thing.clear()
+        self.thing.extend(content[1]) if isinstance(self.thing, list | deque) else self.thing.update(content[1])
+
+
+class Members(_Held):
+    """A set."""
+
+    __slots__ = ()
+
+    def read(self) -> frozenset[Any]:
+        """Return its members."""
+        return frozenset(self.thing)
+
+    def same(self, content: Any) -> bool:
+        """Whether it has the same members."""
+        return bool(self.thing == content)
+
+    def write(self, content: Any) -> None:
+        """Put them back."""
+        self.thing.clear()
+        self.thing.update(content)
+
+
+class Context(_Held):
+    """A context variable."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """Return its value."""
+        return self.thing.get(_MISSING)
+
+    def same(self, content: Any) -> bool:
+        """Whether it has the same value."""
+        return self.read() is content
+
+    def write(self, content: Any) -> None:
+        """Set it; it cannot be made unset, but that it is None shows."""
+        self.thing.set(None if content is _MISSING else content)
+
+
+class Cell(_Held):
+    """A variable that functions share."""
+
+    __slots__ = ()
+
+    def read(self) -> tuple[Any, ...]:
+        """Return its contents, if it has any."""
+        try:
+            return (self.thing.cell_contents,)
+        except ValueError:
+            return ()
+
+    def same(self, content: Any) -> bool:
+        """Whether it has the same contents."""
+        now = self.read()
+        return len(now) == len(content) and all(map(is_, now, content))
+
+    def write(self, content: Any) -> None:
+        """Set it."""
+        if content:
+            self.thing.cell_contents = content[0]
+        else:
+            del self.thing.cell_contents
+
+
+class Named:
+    """Some names of an object, a class or the global variables of a file."""
+
+    __slots__ = ("_names", "thing")
+
+    def __init__(self, thing: Any, names: Sequence[str]) -> None:
+        self.thing, self._names = thing, tuple(names)
+
+    def read(self) -> tuple[Any, ...]:
+        """Return what the names stand for."""
+        if isinstance(self.thing, dict):
+            return tuple(self.thing.get(name, _MISSING) for name in self._names)
+        if isinstance(self.thing, type):
+            return tuple(vars(self.thing).get(name, _MISSING) for name in self._names)
+        return tuple(getattr(self.thing, name, _MISSING) for name in self._names)
+
+    def same(self, content: Any) -> bool:
+        """Whether they stand for the same objects."""
+        return all(map(is_, self.read(), content))
+
+    def write(self, content: Any) -> None:
+        """Set those that have changed."""
+        for name, now, value in zip(self._names, self.read(), content, strict=True):
+            if now is not value:
+                self._set(name, value)
+
+    def _set(self, name: str, value: Any) -> None:
+        if isinstance(self.thing, dict):
+            self.thing[name] = value
+            if value is _MISSING:
+                del self.thing[name]
+        elif value is _MISSING:
+            delattr(self.thing, name)
+        elif isinstance(self.thing, type):
+            setattr(self.thing, name, value)
+        else:
+            object.__setattr__(self.thing, name, value)
+
+
+class Stream(_Held):
+    """A generator of random numbers: torch's or Python's."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """Return its state."""
+        if isinstance(self.thing, torch.Generator):
+            return self.thing.get_state().numpy().tobytes()
+        return self.thing.getstate()
+
+    def same(self, content: Any) -> bool:
+        """Whether nothing was drawn."""
+        return bool(self.read() == content)
+
+    def write(self, content: Any) -> None:
+        """Set its state."""
+        if isinstance(self.thing, torch.Generator):
+            self.thing.set_state(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        else:
+            self.thing.setstate(content)
+
+
+class NumpyStream(_Held):
+    """A generator of random numbers of numpy's."""
+
+    __slots__ = ()
+
+    def read(self) -> Any:
+        """Return its state, in a form that can be compared."""
+        if hasattr(self.thing, "get_state"):
+            found = self.thing.get_state(legacy=False)
+            if found["bit_generator"] == "MT19937":
+                return found["state"]["key"].tobytes(), found["state"]["pos"], found["has_gauss"], found["gauss"]
+            return pickle.dumps(found)
+        return pickle.dumps(self._bits.state)
+
+    @property
+    def _bits(self) -> Any:
+        return getattr(self.thing, "bit_generator", self.thing)
+
+    def same(self, content: Any) -> bool:
+        """Whether nothing was drawn."""
+        return bool(self.read() == content)
+
+    def write(self, content: Any) -> None:
+        """Set its state."""
+        if isinstance(content, tuple):
+            key, *rest = content
+            numpy = sys.modules["numpy"]
+            self.thing.set_state(("MT19937", numpy.frombuffer(key, numpy.uint32), *rest))
+        elif hasattr(self.thing, "set_state"):
+            self.thing.set_state(pickle.loads(content))
+        else:
+            self._bits.state = pickle.loads(content)
+
+
+class Raw(_Held):
+    """An array of numpy's or of bytes."""
+
+    __slots__ = ()
+
+    def read(self) -> bytes:
+        """Return its bytes."""
+        return bytes(self.thing) if isinstance(self.thing, bytearray) else self.thing.tobytes()
+
+    def same(self, content: Any) -> bool:
+        """Whether it has the same bytes."""
+        return self.read() == content
+
+    def write(self, content: Any) -> None:
+        """Put them back."""
+        if isinstance(self.thing, bytearray):
+            self.thing[:] = content
+        elif isinstance(self.thing, array.array):
+            self.thing[:] = array.array(self.thing.typecode, content)
+        else:
+            numpy = sys.modules["numpy"]
+            self.thing[...] = numpy.frombuffer(content, self.thing.dtype).reshape(self.thing.shape)
+
+
+def stream(thing: Any) -> Holder | None:
+    """Return the holder for a generator of random numbers; None if it is none."""
+    if isinstance(thing, torch.Generator | random.Random):
+        return None if isinstance(thing, random.SystemRandom) else Stream(thing)
+    if _is_numpy(thing, "random") and any(hasattr(thing, name) for name in ("bit_generator", "get_state", "state")):
+        return NumpyStream(thing)
+    return None
+
+
+def is_array(thing: Any) -> bool:
+    """Whether `thing` is an array that can be written to."""
+    if isinstance(thing, bytearray | array.array):
+        return True
+    return _is_numpy(thing, "") and hasattr(thing, "flags") and bool(thing.dtype != object and thing.flags.writeable)
+
+
+def is_large(thing: Any) -> bool:
+    """Whether an array is too large to be compared in every run."""
+    return memoryview(thing).nbytes > MOST_BYTES
+
+
+def _is_numpy(thing: Any, part: str) -> bool:
+    return type(thing).__module__.startswith(f"numpy.{part}" if part else "numpy")
+
+
+def is_opaque(thing: Any) -> bool:
+    """Whether `thing` goes on with every use and cannot be set back, as iterators do."""
+    kind = type(thing)
+    return isinstance(thing, types.GeneratorType) or (
+        hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
+    )
+
+
+def container(thing: Any) -> Holder | None:
+    """Return the holder for a plain container; None if it is none."""
+    if isinstance(thing, dict | list | set | deque) and len(thing) > MOST_ENTRIES:
+        return Many(thing)
+    if isinstance(thing, dict):
+        return Entries(thing)
+    if isinstance(thing, list | deque):
+        return Items(thing)
+    return Members(thing) if isinstance(thing, set) else None
+
+
+EMPTY_IS_FALSE = (dict, list, set, deque, OrderedDict)

@@ -1,0 +1,91 @@
+"""Tensors that an op takes for their shape alone, put out of the way of the plan.
+
+The gradient of a convolution's input is computed from the gradient of its output and the weights, and that of a pooling
+from the places it took its results from. Their kernels take the layer's input as well, but only to learn its shape and
+layout; so it would have to be kept, or made again, for nobody to read it. Here a hollow tensor takes its place, which
+has the shape and the layout and takes no memory (see `lowtide.device`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide import device as devices
+from lowtide.capture import memory_rewrites as liberties
+from lowtide.capture.alias import storage_bytes
+
+aten = torch.ops.aten
+
+_CONVOLUTION = aten.convolution_backward.default
+_PADDINGS = [f"{kind}_pad{dims}d_backward" for kind in ("reflection", "replication") for dims in (1, 2, 3)]
+_POOLINGS = [
+    *("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "avg_pool2d_backward"),
+    *("avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
+    *("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward"),
+]
+# Where among the arguments of an op the tensor is of which it reads the shape alone. A convolution's backward does so
+# if only the gradient of the input is wanted.
+READS_SHAPE: Mapping[Any, int] = {
+    _CONVOLUTION: 1,
+    **{getattr(aten, name).default: 1 for name in (*_POOLINGS, *_PADDINGS)},
+}
+_OF_INPUT_ALONE = [True, False, False]
+
+
+def hollow_out(module: fx.GraphModule) -> None:
+    """Put hollow tensors in the place of those that are read for their shape alone, in place."""
+    made: dict[tuple[Any, ...], fx.Node] = {}
+    for node in list(module.graph.nodes) if liberties.are_allowed() else ():
+        source = _read_for_its_shape(node)
+        if source is not None:
+            position, tensor = READS_SHAPE[node.target], source.meta["val"]
+            layout = (tensor.shape, tensor.stride(), tensor.dtype)
+            hollow = made[layout] if layout in made else _add_hollow(module.graph, tensor)
+            if hollow is not None:
+                made[layout] = hollow
+                node.args = (*node.args[:position], hollow, *node.args[position + 1 :])
+
+
+def is_hollow(node: fx.Node) -> bool:
+    """Whether `node` makes a hollow tensor, which takes next to no time and no memory."""
+    return node.op == "call_function" and node.target is devices.hollow
+
+
+def _read_for_its_shape(node: fx.Node) -> fx.Node | None:
+    """Return the argument of which `node` reads the shape alone and which a hollow tensor can stand for, or None."""
+    position = READS_SHAPE.get(node.target) if node.op == "call_function" else None
+    if position is None or (node.target is _CONVOLUTION and node.args[10] != _OF_INPUT_ALONE):
+        return None
+    source = node.args[position]
+    if (
+        not isinstance(source, fx.Node)
+        or is_hollow(source)
+        or any(arg is source for i, arg in enumerate(node.args) if i != position)
+    ):
+        return None
+    tensor = source.meta["val"]
+    plain = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
+    whole = plain and 0 < tensor.numel() * tensor.element_size() == storage_bytes(tensor)
+    return source if whole and devices.can_be_hollow(tensor.device) else None
+
+
+def _add_hollow(graph: fx.Graph, like: torch.Tensor) -> fx.Node | None:
+    """Add a hollow tensor at the beginning, or return None if there can be none.
+
+    It is made there, not kept by the module: PyTorch copies the modules of graphs, and all that they keep.
+    """
+    args = (tuple(like.shape), like.stride(), like.dtype)
+    with _disable_current_modes():
+        if devices.hollow(*args) is None:
+            return None
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        node = graph.call_function(devices.hollow, args)
+    with like.fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return node

@@ -1,0 +1,1 @@
+"""`auto`: the portfolio of planners, searched further and bounded by a proof."""

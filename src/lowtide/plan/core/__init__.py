@@ -1,0 +1,1 @@
+"""What every planner shares: the problem, the planner interface, the plan that comes out."""

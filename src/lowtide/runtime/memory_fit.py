@@ -1,0 +1,228 @@
+"""Will it fit: plans within the memory of a device, and the largest batch, on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from lowtide.analysis.batch_search import BatchFit, Trial, search
+from lowtide.costs.devices import device_figures
+from lowtide.device import round_bytes
+from lowtide.errors import (
+    InvalidBudgetError,
+    InvalidInputError,
+    InvalidModelError,
+    LowtideError,
+    LowtideWarning,
+)
+from lowtide.plan.core.account import MemoryAccount, OptimizerMemory, optimizer_memory, parse_memory
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
+from lowtide.plan.diagnose.infeasible import infeasible_memory
+from lowtide.plan.solve import solve
+from lowtide.progress import ProgressLine
+from lowtide.runtime.dry_run import rehearse
+from lowtide.settings import Settings
+
+# What the driver, its libraries and their handles take of an accelerator before the first tensor is made.
+CONTEXT_BYTES = 2**30
+
+_MOST_RETRIES = 3
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def memory_of(memory: int | str | None, device: str | None) -> int:
+    """Return the bytes there are for training: `memory`, or what the named device has for tensors."""
+    if (memory is None) == (device is None):
+        raise InvalidBudgetError(
+            "Give memory= as a size or device= by name, one of them: "
+            f"memory={memory!r} and device={device!r} were given."
+        )
+    if memory is not None:
+        return parse_memory(memory)
+    figures = device_figures(str(device))
+    return figures.memory_bytes - (0 if figures.name == "cpu" else CONTEXT_BYTES)
+
+
+def plan_within(
+    model: Callable[..., Any], batch: Batch, settings: Settings, *, memory_bytes: int, optimizer: str | int
+) -> Plan:
+    """Return the plan with which training `model` on `batch` takes at most `memory_bytes`, optimizer and all.
+
+    Settings bring everything but the budget, which is what the rest leaves.
+    """
+    trial = attempt(model, batch, settings, memory_bytes=memory_bytes, optimizer=optimizer)
+    if not trial.fits:
+        raise infeasible_memory(trial.account, trial.plan, memory_bytes)
+    return trial.plan
+
+
+def largest_batch(
+    model: Callable[..., Any],
+    make_batch: Callable[[int], Any],
+    settings: Settings,
+    *,
+    memory_bytes: int,
+    optimizer: str | int,
+    most: int,
+) -> BatchFit:
+    """Return the largest batch up to `most` with which training `model` takes at most `memory_bytes`."""
+    # Fail at once if the optimizer is not known.
+    optimizer_memory(optimizer, [], together=False)
+    with ProgressLine() as progress:
+
+        def attempt_size(size: int) -> Trial:
+            progress(f"planning for a batch of {size}")
+            batch = batch_on_fakes(model, make_batch, size)
+            trial = attempt(model, batch, settings, memory_bytes=memory_bytes, optimizer=optimizer)
+            return replace(trial, batch=size)
+
+        return search(attempt_size, memory_bytes, most=most)
+
+
+def attempt(
+    model: Callable[..., Any], batch: Batch, settings: Settings, *, memory_bytes: int, optimizer: str | int
+) -> Trial:
+    """Return what planning for `batch` gives: a plan that fits, or the one of least peak known."""
+    account, update = account_without_step(model, batch, optimizer)
+    left = memory_bytes - account.resident_bytes
+    account = replace(account, update_bytes=update.update_bytes)
+    plans: list[Plan] = []
+    for found in rehearse(model, *batch, settings.plain()):
+        # Several graphs run one after the other: what the earlier ones keep is there as well.
+        held = sum(plan.saved_bytes for plan in plans)
+        plans.append(plan_or_least(found.problem, max(1, left - held), settings.planner))
+    plan = max(plans, key=lambda each: each.baseline_peak_bytes)
+    others = sum(each.saved_bytes for each in plans if each is not plan)
+    account = replace(account, step_bytes=others + plan.peak_bytes)
+    return Trial(0, account.peak_bytes <= memory_bytes, replace(plan, account=account), account)
+
+
+def plan_or_least(problem: Problem, budget_bytes: int, planner: AbstractPlanner) -> Plan:
+    """Return a plan within the budget, or else the one of least peak that `planner` finds.
+
+    A search that misses a budget may still meet it when it aims at what it reached, so it is asked again while that
+    takes it lower.
+    """
+    best = solve(replace(problem, budget_bytes=budget_bytes), planner, throw=False)
+    for _ in range(_MOST_RETRIES):
+        if best.peak_bytes <= budget_bytes:
+            break
+        again = solve(replace(problem, budget_bytes=best.peak_bytes), planner, throw=False)
+        if again.peak_bytes >= best.peak_bytes:
+            break
+        best = again
+    if best.peak_bytes <= budget_bytes < best.budget_bytes:
+        # The same schedule, as an answer to the budget that was asked for.
+        best = solve(replace(problem, budget_bytes=budget_bytes), best.schedule)
+    return best
+
+
+def account_without_step(
+    model: Callable[..., Any], batch: Batch, optimizer: str | int
+) -> tuple[MemoryAccount, OptimizerMemory]:
+    """Return what is there while `model` trains on `batch`, and what its optimizer needs."""
+    modules = _modules_of(model)
+    parameters = _distinct(parameter for module in modules for parameter in module.parameters())
+    buffers = _distinct(buffer for module in modules for buffer in module.buffers())
+    inputs = _distinct(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    trained = [_size(parameter) for parameter in parameters if parameter.requires_grad]
+    on_accelerator = any(parameter.device.type == "cuda" for parameter in parameters)
+    memory = optimizer_memory(optimizer, trained, together=on_accelerator)
+    account = MemoryAccount(
+        parameter_bytes=sum(map(_size, parameters)),
+        buffer_bytes=sum(map(_size, buffers)),
+        batch_bytes=sum(map(_size, inputs)),
+        optimizer_bytes=memory.state_bytes,
+        gradient_bytes=sum(trained),
+    )
+    return account, memory
+
+
+def batch_on_fakes(model: Callable[..., Any], make_batch: Callable[[int], Any], size: int) -> Batch:
+    """Return the arguments that `make_batch(size)` makes, without their data where that can be avoided."""
+    is_meta = any(parameter.is_meta for module in _modules_of(model) for parameter in module.parameters())
+    where: contextlib.AbstractContextManager[Any] = (
+        torch.device("meta") if is_meta else FakeTensorMode(allow_non_fake_inputs=True)
+    )
+    try:
+        with torch.random.fork_rng(), where:
+            made = make_batch(size)
+    except LowtideError:
+        raise
+    except Exception as error:  # whatever the user's function does with tensors that have no data
+        # Not everything can be made of fakes: data from files or other libraries. Then the batch is a real one.
+        made = _really(make_batch, size)
+        warnings.warn(
+            f"make_batch does not work without data ({type(error).__name__}: {error}), so real batches are made. "
+            "Make it of new tensors only, as torch.zeros(size, ...), to plan without their memory.",
+            LowtideWarning,
+            stacklevel=2,
+        )
+    return as_batch(made)
+
+
+def as_batch(made: Any) -> Batch:
+    """Return what a user's function gives for a call: a tuple of arguments, a dictionary, or one tensor."""
+    if isinstance(made, torch.Tensor):
+        return (made,), {}
+    if isinstance(made, Mapping):
+        return (), dict(made)
+    if isinstance(made, Sequence) and not isinstance(made, str | bytes):
+        return tuple(made), {}
+    raise InvalidInputError(
+        f"make_batch returned a {type(made).__name__}; it must return the model's arguments: a tuple, a dictionary of "
+        "keyword arguments, or one tensor."
+    )
+
+
+def _really(make_batch: Callable[[int], Any], size: int) -> Any:
+    try:
+        with torch.random.fork_rng():
+            return make_batch(size)
+    except Exception as error:
+        raise InvalidInputError(f"make_batch({size}) failed with {type(error).__name__}: {error}") from error
+
+
+def _modules_of(model: Callable[..., Any]) -> list[nn.Module]:
+    """Return the modules that hold the parameters of `model`, which may be a function over them."""
+    if isinstance(model, nn.Module):
+        return [model]
+    cells = getattr(model, "__closure__", None) or ()
+    found = [cell.cell_contents for cell in cells if isinstance(_content(cell), nn.Module)]
+    if not found:
+        raise InvalidModelError(
+            f"{getattr(model, '__name__', model)!r} is a function without an nn.Module in its closure, so its "
+            "parameters cannot be counted. Pass the module, or a function defined where it is a local variable."
+        )
+    return found
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
+
+
+def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return one tensor of each storage."""
+    found: dict[int, torch.Tensor] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.untyped_storage()._cdata, tensor)
+    return list(found.values())
+
+
+def _size(tensor: torch.Tensor) -> int:
+    number = tensor.untyped_storage().nbytes()
+    return number if tensor.device.type not in ("cpu", "cuda") else round_bytes(number, tensor.device)

@@ -1,0 +1,153 @@
+"""One wrapped model's plans: which graphs were seen and how each was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from lowtide import device as devices
+from lowtide.capture.program import Program
+from lowtide.costs import resolve_costs
+from lowtide.errors import InfeasibleBudgetError, LowtideError, PlanFileError, warn
+from lowtide.plan.core.problem import Problem
+from lowtide.plan.core.result import Plan
+from lowtide.plan.diagnose.infeasible import AskedBudget, infeasible
+from lowtide.plan.plan_cache import solve_once
+from lowtide.progress import ProgressLine
+from lowtide.pytorch.compiler import counters
+from lowtide.runtime.peak_watch import Corrections
+from lowtide.settings import Settings
+from lowtide.units import Budget
+
+
+class Session:
+    """Plans graphs as the compiler hands them over, and remembers the plans."""
+
+    def __init__(self, settings: Settings, *, verifies: bool = False) -> None:
+        self.settings = settings
+        self.verifies = verifies
+        self.plans: list[Plan] = []
+        self.num_compiled = 0
+        self.ran = False
+        self.trouble: LowtideError | None = None
+        self.corrections = Corrections()
+        self._calls_plans: list[Plan] = []
+        self._whole_bytes = 0
+        self._rejected = False
+        self._breaks = 0
+
+    def begin_call(self) -> None:
+        """Note that a call of the model begins: graphs handed over from now on run one after the other."""
+        self._calls_plans = []
+        self.ran = False
+        self.trouble = None
+        self._breaks = num_graph_breaks()
+
+    def end_call(self) -> None:
+        """Fix what percentages are of, and tell the user if parts of this call are planned by themselves or not."""
+        self._whole_bytes = self._whole_bytes or unplanned_step_bytes(self._calls_plans)
+        graphs, breaks = len(self._calls_plans), num_graph_breaks() - self._breaks
+        self._calls_plans = []
+        if graphs > 1 or breaks:
+            parts = "one graph" if graphs == 1 else f"{graphs} graphs"
+            place = "around it" if graphs == 1 else "between them"
+            warn(
+                f"The model was captured as {parts}, because Python code {place} cannot be traced "
+                "(TORCH_LOGS=graph_breaks shows where). Each graph is planned by itself, with what the earlier ones "
+                "keep taken off its budget, and code outside of them runs unplanned: the peak of the whole step is not "
+                "guaranteed."
+            )
+
+    def drop_overdrawn(self) -> bool:
+        """Forget plans whose first step needed more than the budget; return whether there were any."""
+        overdrawn = self.corrections.overdrawn
+        self.plans = [plan for plan in self.plans if plan not in overdrawn]
+        self.corrections.overdrawn = []
+        if self.settings.plan in overdrawn and not self._rejected:
+            self._rejected = True
+            warn(
+                "The plan that was given needs more memory here than its budget of "
+                f"{self.settings.plan.budget_bytes} bytes, so the model is planned anew. Plans are exact for the "
+                "machine and the number of threads that they were made with."
+            )
+        if overdrawn:
+            # The unplanned step that percentages are of needs more, too.
+            self._whole_bytes = 0
+        return bool(overdrawn)
+
+    def plan(self, program: Program) -> Plan:
+        """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""
+        self.num_compiled += 1
+        plan = self._given(program) or self._known(program) or self._new(program)
+        if plan not in self.plans:
+            self.plans.append(plan)
+        self._calls_plans.append(plan)
+        return plan
+
+    def retract(self, plan: Plan) -> None:
+        """Forget a plan that turned out not to be used."""
+        self.plans.remove(plan)
+        self._calls_plans.remove(plan)
+
+    def _given(self, program: Program) -> Plan | None:
+        given = self.settings.plan
+        if given is None or self._rejected or given.problem.graph.fingerprint == program.graph.fingerprint:
+            return None if self._rejected else given
+        if self.settings.budget is not None:
+            return None
+        graph = given.problem.graph
+        raise PlanFileError(
+            f"The plan was made for another graph: it has {len(graph.ops)} ops and fingerprint {graph.fingerprint}, "
+            f"this call has {len(program.graph.ops)} ops and fingerprint {program.graph.fingerprint}. Model, input "
+            "shapes, dtypes, train mode and PyTorch version must be those the plan was made with; plan anew, or pass "
+            "budget= as well to plan other graphs."
+        )
+
+    def _known(self, program: Program) -> Plan | None:
+        held = self._held_bytes()
+        return next((p for p in self.plans if not held and p.problem.graph == program.graph), None)
+
+    def _new(self, program: Program) -> Plan:
+        with ProgressLine() as progress:
+            costs = self.corrections.apply(program, resolve_costs(program, self.settings.costs, progress))
+            asked = self._asked(Problem(program.graph, costs, 1).baseline.peak_bytes, program.device)
+            # Where earlier graphs hold all of it, the planner still says what would be enough.
+            problem = Problem(program.graph, costs, max(asked.left_bytes, 1))
+            try:
+                return solve_once(problem, self.settings.planner, progress)
+            except InfeasibleBudgetError as error:
+                if error.plan is None:
+                    raise
+                raise infeasible(error.plan, asked) from None
+
+    def _asked(self, unplanned_bytes: int, device: torch.device) -> AskedBudget:
+        """Return the user's budget in bytes for a graph with this unplanned peak."""
+        budget, held = self.settings.budget, self._held_bytes()
+        if budget is None:
+            assert self.settings.plan is not None
+            budget = Budget(bytes=self.settings.plan.budget_bytes)
+        if budget.is_auto:
+            return AskedBudget.of(budget, devices.free_bytes(device))
+        if budget.fraction is None:
+            return AskedBudget.of(budget, budget.resolve(0), held_bytes=held)
+        if not self._whole_bytes:
+            return AskedBudget.of(budget, max(budget.resolve(unplanned_bytes), 1))
+        bytes_asked = max(budget.resolve(self._whole_bytes), 1)
+        return AskedBudget.of(budget, bytes_asked, held_bytes=held, whole_bytes=self._whole_bytes)
+
+    def _held_bytes(self) -> int:
+        return sum(plan.saved_bytes for plan in self._calls_plans)
+
+
+def unplanned_step_bytes(plans: Sequence[Plan]) -> int:
+    """Return the peak of a step without plans that runs these graphs one after the other, and back."""
+    baselines = [plan.problem.baseline for plan in plans]
+    held = accumulate((each.saved_bytes for each in baselines), initial=0)
+    return max((before + each.peak_bytes for before, each in zip(held, baselines, strict=False)), default=0)
+
+
+def num_graph_breaks() -> int:
+    """Return how often the compiler has given up tracing in this process so far."""
+    return sum(counters["graph_break"].values())

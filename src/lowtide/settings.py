@@ -1,0 +1,85 @@
+"""What the user asked for, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from lowtide.costs import check_source
+from lowtide.errors import InvalidBudgetError, InvalidOptionError
+from lowtide.graph.costs import Costs
+from lowtide.plan import registry
+from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.plan.core.result import Plan
+from lowtide.units import Budget, parse_budget
+
+_OPTIONS = ("budget", "planner", "costs", "plan")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of `wrap`, `plan` and the compiler backend.
+
+    Attributes:
+        budget: Peak bytes the step may allocate; None if `plan` brings its own.
+        planner: A planner.
+        costs: Where costs come from: "measured", "analytic", a device name, or ready figures.
+        plan: A plan to use for the graph it was made for.
+    """
+
+    budget: Budget | None
+    planner: AbstractPlanner
+    costs: str | Costs
+    plan: Plan | None = None
+
+    @staticmethod
+    def make(
+        *,
+        budget: int | str | Budget | None = None,
+        planner: str | AbstractPlanner = "auto",
+        costs: str | Costs = "measured",
+        plan: Plan | str | Path | None = None,
+    ) -> Settings:
+        """Return checked settings; everything that can be wrong with them is found here."""
+        if budget is None and plan is None:
+            raise InvalidBudgetError('No budget was given. Pass budget="6GiB", budget="50%" or a saved plan.')
+        if isinstance(costs, str):
+            check_source(costs)
+        elif not isinstance(costs, Costs):
+            raise InvalidOptionError(f'costs={costs!r} is not "measured", "analytic", a device name or Costs.')
+        return Settings(
+            budget=None if budget is None else parse_budget(budget),
+            planner=_planner(planner),
+            costs=costs,
+            plan=Plan.load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
+        )
+
+    def plain(self) -> Settings:
+        """Return the same settings for plain training, which needs no search."""
+        return replace(self, budget=Budget(fraction=1.0), planner=registry.get("keep_all"))
+
+    @staticmethod
+    def from_options(options: Mapping[str, Any] | None) -> Settings:
+        """Return the settings in `torch.compile(..., options=...)`."""
+        unknown = sorted(set(options or {}) - set(_OPTIONS))
+        if unknown:
+            raise InvalidOptionError(
+                f"Unknown options {unknown} for the lowtide backend; there are {', '.join(_OPTIONS)}."
+            )
+        return Settings.make(**(options or {}))
+
+
+def _planner(planner: str | AbstractPlanner) -> AbstractPlanner:
+    if isinstance(planner, AbstractPlanner):
+        return planner
+    if not isinstance(planner, str):
+        raise InvalidOptionError(f"planner={planner!r} is neither the name of a planner nor a planner.")
+    return registry.get(planner)
+
+
+def _checked_plan(plan: Plan | None) -> Plan | None:
+    if plan is not None and not isinstance(plan, Plan):
+        raise InvalidOptionError(f"plan={plan!r} is not a Plan or the path of a plan file.")
+    return plan
