@@ -69,7 +69,7 @@ def capture(layers: int) -> None:
     import torch  # only this process needs it
 
     import lowtide
-    from lowtide.testing.models import gpt
+    from lowtide.testing.models import sequences as gpt
 
     with torch.device("meta"):
         model, args, kwargs = gpt(layers=layers, dim=64, heads=4, tokens=64, batch=2)

@@ -11,14 +11,12 @@ from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.plan.bounds import moment_selection as refine
 from lowtide.plan.bounds import row_generation as cutting
-from lowtide.plan.bounds.integer_program import Limits, Program, Row
+from lowtide.plan.bounds.integer_program import Limits, Program, Relaxation, Row
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.lifetimes import Timeline
-from lowtide.plan.bounds.moment_program import Window
+from lowtide.plan.bounds.moment_program import Reruns, Window
 from lowtide.plan.bounds.overhead_bound import overhead_bound
-from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.bounds.relaxed_solution import schedule_of
-from lowtide.plan.bounds.rerun_rows import Reruns
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.planners.greedy import Greedy

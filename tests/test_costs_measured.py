@@ -7,7 +7,7 @@ import torch
 
 from costs_helpers import CPU, FAKE, aten, call, fake, index, mask, mixed_ops, ops, program
 from lowtide.costs import measured, resolve_costs
-from lowtide.costs.materialize import materialize
+from lowtide.costs.measured import materialize
 from lowtide.costs.op import signature, tensors_in
 from lowtide.errors import InvalidGraphError, InvalidOptionError, LowtideWarning, MeasureError
 from lowtide.graph.costs import Costs

@@ -12,8 +12,7 @@ from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.brute_force import BruteForce
-from lowtide.plan.planners.dtr import Dtr, run_online
-from lowtide.plan.planners.dtr_eviction import Closures, Components, Links, OwnCosts
+from lowtide.plan.planners.dtr import Closures, Components, Dtr, Links, OwnCosts, run_online
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify

@@ -25,11 +25,10 @@ from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.planners.feng import Feng
+from lowtide.plan.planners.feng import Feng, Solver
 from lowtide.plan.planners.feng_chain import FengChain
 from lowtide.plan.planners.feng_division.chain import Row, cut, solve_chain
 from lowtide.plan.planners.feng_division.multigraph import Multigraph, topological_order
-from lowtide.plan.planners.feng_division.solve import Solver
 from lowtide.plan.planners.feng_division.terms import Terms, spread
 from lowtide.plan.planners.feng_division.tree import divide
 from lowtide.plan.planners.feng_division.view import tensor_view_of

@@ -22,9 +22,17 @@ from lowtide.graph.ir import Graph
 from lowtide.plan.core.account import MemoryAccount
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
-from lowtide.plan.diagnose.advice import Situation
-from lowtide.plan.diagnose.causes import Cause, Part, account_parts, peak_parts
-from lowtide.plan.diagnose.infeasible import AskedBudget, infeasible, infeasible_memory, least_share
+from lowtide.plan.diagnose.infeasible import (
+    AskedBudget,
+    Cause,
+    Part,
+    Situation,
+    account_parts,
+    infeasible,
+    infeasible_memory,
+    least_share,
+    peak_parts,
+)
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule

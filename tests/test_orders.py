@@ -11,11 +11,9 @@ from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.planner import silent
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome
-from lowtide.plan.orders.delayed_ops import delayed
-from lowtide.plan.orders.early_release import releasing
 from lowtide.plan.orders.order_search import Sides, first_runs
-from lowtide.plan.orders.redundant_runs import without_idle_runs
 from lowtide.plan.orders.reordered_problem import View
+from lowtide.plan.orders.reorderings import delayed, releasing, without_idle_runs
 from lowtide.plan.planners.keep_all import KeepAll
 from lowtide.plan.search.edited_schedule import Timeline
 from lowtide.plan.search.local_search import Climb

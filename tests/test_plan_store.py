@@ -16,10 +16,9 @@ import lowtide
 from lowtide.graph import samples
 from lowtide.graph.costs import Costs
 from lowtide.plan import plan_cache as plans_on_disk
-from lowtide.plan import plan_store as stores
 from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.plan_store import PlanStore, key_of
+from lowtide.plan.plan_cache import PlanStore, key_of
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
 
@@ -66,7 +65,7 @@ def test_any_other_question_has_another_key(problem: Problem, planner: AbstractP
 
 def test_changed_code_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key_of(PROBLEM, PLANNER)
-    monkeypatch.setattr(stores, "_code_digest", lambda: "another lowtide")
+    monkeypatch.setattr(plans_on_disk, "_code_digest", lambda: "another lowtide")
     assert key_of(PROBLEM, PLANNER) != before
 
 
@@ -109,7 +108,7 @@ def test_damaged_files_are_ignored(store: PlanStore, spoil) -> None:
 
 
 def test_the_least_recently_used_go_first(store: PlanStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "MOST_FILES", 3)
+    monkeypatch.setattr(plans_on_disk, "MOST_FILES", 3)
     for budget in range(600, 606):
         problem = Problem(GRAPH, COSTS, budget)
         store.put(replace(PLAN, problem=problem), PLANNER)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowtide.capture.dropout import dropout_mask, dropout_noise
-from lowtide.lower.cheaper_calls import _FUNCTIONS, quicken
+from lowtide.capture.normalise import dropout_mask, dropout_noise
+from lowtide.lower.execute import _FUNCTIONS, quicken
 
 aten = torch.ops.aten
 

@@ -17,8 +17,7 @@ from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.graph.samples import chain, random_dag
 from lowtide.plan.core.account import MemoryAccount
 from lowtide.report.data import KINDS, report_data
-from lowtide.report.page import html_page
-from lowtide.report.words import memory_chart, text_report
+from lowtide.report.write import html_page, memory_chart, text_report
 from lowtide.units import format_bytes
 from report_samples import HOSTILE, comparison_of, hostile_names, plain_names, plan_of
 

@@ -22,10 +22,9 @@ from lowtide.errors import InvalidOptionError
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.reproduce.nets.cells import GENOTYPES, CellNetwork
-from lowtide.reproduce.nets.googlenet import ResponseNorm
+from lowtide.reproduce.nets.classification import ResponseNorm
 from lowtide.reproduce.networks import FENG, KUSUMOTO, Captured, Network, capture, captured
-from lowtide.reproduce.render import format_figure, to_json, to_markdown, to_terminal
-from lowtide.reproduce.table import Page, Row
+from lowtide.reproduce.page import Page, Row, format_figure, to_json, to_markdown, to_terminal
 
 GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 PARAMETERS = {

@@ -14,8 +14,8 @@ from torch import nn
 
 import lowtide
 from lowtide.testing.models import loss_of
-from lowtide.testing.models.gpt import GPT
-from lowtide.testing.models.unet import UNet
+from lowtide.testing.models.convolutions import UNet
+from lowtide.testing.models.sequences import GPT
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,

@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide import device as devices
 from lowtide.blocks.block.contents import contents_of
 from lowtide.blocks.block.position import Arguments
 from lowtide.blocks.block.side_effects import Autocast, autocast_now
-from lowtide.blocks.block.tensor_spec import Block, State, aliases_of, as_state, label_of, specs_of
-from lowtide.blocks.execute.call_checks import check_call, check_modules
+from lowtide.blocks.block.tensor_spec import Block, State, aliases_of, as_state, is_usual, kind_of, label_of, specs_of
 from lowtide.blocks.execute.chain_program import ChainProgram
 from lowtide.blocks.profile.captured_chain import Blocks, Captured, capture_chain
 from lowtide.blocks.profile.chain_graph import ChainGraph, chain_graph, joined
@@ -26,6 +29,7 @@ from lowtide.errors import (
     InvalidModelError,
     InvalidOptionError,
     LowtideError,
+    UnsupportedBackwardError,
 )
 from lowtide.plan import registry
 from lowtide.plan.auto.planner import Auto
@@ -36,6 +40,68 @@ from lowtide.plan.diagnose.infeasible import infeasible
 from lowtide.plan.solve import solve
 from lowtide.progress import ProgressLine
 from lowtide.settings import Settings
+
+
+def check_call(state: Sequence[Tensor], leaves: Sequence[Tensor], modules: Iterable[nn.Module]) -> None:
+    """Raise if a call that needs gradients cannot be one node of the autograd graph."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise UnsupportedBackwardError(
+            "A chain was called in training inside a transform of torch.func (grad, vjp, jvp, vmap, ...), which cannot "
+            "go through it: it recomputes in a backward of its own. Use loss.backward() or torch.autograd.grad, or "
+            "transform a function that calls the blocks one after the other."
+        )
+    if forward_ad._current_level >= 0:
+        raise UnsupportedBackwardError(
+            "A chain was called in training inside torch.autograd.forward_ad.dual_level(); it has no derivatives in "
+            "forward mode. Call the blocks one after the other there, or put the chain in eval mode."
+        )
+    for number, tensor in enumerate(state):
+        if not is_usual(tensor):
+            raise _unusual(f"Input {number} of the chain", tensor)
+    for tensor in leaves:
+        if not is_usual(tensor):
+            raise _unusual("An extra argument of the chain that needs a gradient", tensor)
+    if parametrize._cache_enabled and any(parametrize.is_parametrized(module) for module in modules):
+        raise InvalidModelError(
+            "A chain with parametrised modules was called in training inside torch.nn.utils.parametrize.cached(). "
+            "Repeated runs would read weights of the first one, with its graph. Leave cached() out around the chain."
+        )
+
+
+def check_modules(modules: Iterable[nn.Module], loose: Iterable[Tensor]) -> None:
+    """Raise if a module has tensors that cannot be looked at: without a shape, or of a class of their own."""
+    for module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidModelError(
+                f"The chain has a {module.original_name} of TorchScript, which changes its code, and with it the last "
+                "bits of its results, in its first few runs. Use the plain module."
+            )
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                _check_tensor(f"{type(module).__name__}.{name}", tensor)
+    for tensor in loose:
+        _check_tensor("A tensor that a block refers to", tensor)
+
+
+def _check_tensor(name: str, tensor: Any) -> None:
+    if is_lazy(tensor):
+        raise InvalidModelError(
+            f"{name} has no shape yet: a lazy module gets it in its first run. Run the chain once without gradients "
+            "(with torch.no_grad(): model(x)) before the optimizer is made and training begins."
+        )
+    if is_traceable_wrapper_subclass(tensor):
+        raise InvalidModelError(
+            f"{name} is a {type(tensor).__name__}, not a plain tensor. Chains of sharded or quantised modules are not "
+            "supported; use plain parameters."
+        )
+
+
+def _unusual(what: str, tensor: Tensor) -> InvalidInputError:
+    return InvalidInputError(
+        f"{what} is {kind_of(tensor)}; a chain takes dense tensors of the class torch.Tensor, for only those come out "
+        "of it as they would without it. Convert it: tensor.as_subclass(torch.Tensor), or tensor.to_dense()."
+    )
+
 
 # Planners that put something between the two ops of a backward are asked again for a little less.
 _ATTEMPTS = 4

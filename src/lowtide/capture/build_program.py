@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +21,49 @@ from lowtide.capture.normalise import normalise
 from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_tangent, output_node
 from lowtide.capture.shape_only_inputs import hollow_out, is_hollow
 from lowtide.capture.split_conv_backward import split_convolutions
-from lowtide.capture.unknown_sizes import refuse_unplannable, source_line
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
 from lowtide.pytorch.compiler import InputMutationAOTOutput
+
+_OURS = str(Path(__file__).parents[1])
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def refuse_unplannable(module: fx.GraphModule) -> None:
+    """Raise `CaptureError` if a result has a symbolic shape or a layout other than strided."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if _is_symbolic(value):
+            raise CaptureError(
+                f"The shape of {node.name!r}{_place(node)} is symbolic, and a byte budget needs sizes that are "
+                "numbers. Compile with dynamic=False, and keep data-dependent shapes (nonzero, item, boolean masks) "
+                "out of the planned model."
+            )
+        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+            raise CaptureError(
+                f"{node.target}{_place(node)} makes a tensor of layout {value.layout}, whose bytes depend on data, and "
+                "a byte budget needs sizes that are numbers. Use dense tensors (nn.Embedding(..., sparse=False), "
+                "x.to_dense()), or leave that part of the model unwrapped."
+            )
+
+
+def source_line(node: fx.Node) -> str:
+    """Return the "file:line" of the user's that made `node`, or ""."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in frames if not frame[0].startswith(_OURS)]
+    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return True
+    return isinstance(value, torch.Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape)
+
+
+def _place(node: fx.Node) -> str:
+    line = source_line(node)
+    return f" (at {line})" if line else ""
+
 
 _ROOT = re.compile(r"^[LG]\['\w+'\](?:\.__closure__\[\d+\]\.cell_contents|\.__self__|\.forward\.plain)*\.?")
 _ITEM = re.compile(r"\.?(?:__dict__\['_modules'\]|_modules)\['(?P<name>[^']+)'\]")

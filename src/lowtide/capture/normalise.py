@@ -9,11 +9,45 @@ import copy
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from lowtide.capture.dropout import dropout_mask, dropout_noise
 from lowtide.capture.program import is_getitem
 from lowtide.capture.unused_tangents import retrace
+
+_LIBRARY = torch.library.Library("lowtide", "DEF")
+_LIBRARY.define(
+    "dropout_mask(Tensor x, float keep) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
+)
+_LIBRARY.define(
+    "dropout_noise(Tensor mask, float keep, ScalarType dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+
+def _mask(x: Tensor, keep: float) -> Tensor:
+    return torch.empty_like(x, dtype=torch.uint8).bernoulli_(keep)
+
+
+def _noise(mask: Tensor, keep: float, dtype: torch.dtype) -> Tensor:
+    return mask.to(dtype).div_(keep)
+
+
+def _fake_mask(x: Tensor, keep: float) -> Tensor:
+    del keep
+    return torch.empty_like(x, dtype=torch.uint8)
+
+
+def _fake_noise(mask: Tensor, keep: float, dtype: torch.dtype) -> Tensor:
+    del keep
+    return torch.empty_like(mask, dtype=dtype)
+
+
+for _name, _kernel, _fake in (("dropout_mask", _mask, _fake_mask), ("dropout_noise", _noise, _fake_noise)):
+    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"lowtide::{_name}", _fake, lib=_LIBRARY)
+
+dropout_mask = torch.ops.lowtide.dropout_mask.default
+dropout_noise = torch.ops.lowtide.dropout_noise.default
 
 aten = torch.ops.aten
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lowtide.errors import InvalidOptionError
-from lowtide.reproduce.render import to_json, to_markdown, to_terminal
-from lowtide.reproduce.table import Page
+from lowtide.reproduce.page import Page, to_json, to_markdown, to_terminal
 
 EXAMPLES = """
 lowtide reproduce hong

@@ -7,13 +7,9 @@ ignored: it only saves time.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-import os
-import sys
-import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,32 +17,13 @@ from typing import Any
 
 from lowtide.costs.op import OpCost
 from lowtide.errors import LowtideWarning
+from lowtide.files import cache_dir, replace_text
 
 # To be raised when figures measured by an earlier lowtide no longer mean the same.
 _VERSION = 2
 _MAX_OPS = 20_000
 _MAX_FILES = 32
 _warned: set[Path] = set()
-
-
-def cache_dir() -> Path:
-    """Return the folder of the cache; it need not exist."""
-    if chosen := os.environ.get("LOWTIDE_CACHE_DIR"):
-        return Path(chosen)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = _home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or _home() / ".cache"
-    return Path(base) / "lowtide"
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError:  # an account without a home directory
-        return Path(tempfile.gettempdir())
 
 
 def clear() -> int:
@@ -105,7 +82,7 @@ class CostCache:
         content = {"environment": self.environment, "ops": self._ops}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(self.path, json.dumps(content, indent=0))
+            replace_text(self.path, json.dumps(content, indent=0))
             _prune(self.path.parent)
         except OSError as error:
             _warn_once(self.path, f"cannot be written, so ops will be measured again ({error})")
@@ -118,19 +95,6 @@ def _key(signature: str) -> str:
 def _is_valid(entry: Any) -> bool:
     seconds, workspace = entry["seconds"], entry["workspace_bytes"]
     return isinstance(workspace, int) and workspace >= 0 and math.isfinite(seconds) and seconds >= 0
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write `text` to `path` so that readers see either the old content or all of the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _files(folder: Path) -> list[Path]:

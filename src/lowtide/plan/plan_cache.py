@@ -5,16 +5,172 @@ The folder is "plans" in the cache folder. `LOWTIDE_PLAN_CACHE=0` switches this 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
 import warnings
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from lowtide.costs.cache import cache_dir
-from lowtide.errors import LowtideWarning
+from lowtide.errors import LowtideError, LowtideWarning
+from lowtide.files import cache_dir, replace_text
+from lowtide.graph.io import costs_to_dict, graph_to_dict, read_fields, read_float, read_ids, read_int, read_str
 from lowtide.plan.core.planner import AbstractPlanner, Progress
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.core.result import Plan
-from lowtide.plan.plan_store import PlanStore
+from lowtide.plan.core.result import Outcome, Plan
 from lowtide.plan.solve import solve
+from lowtide.schedule.steps import Schedule
+from lowtide.schedule.verify import verify
+
+FORMAT = "lowtide-answer"
+VERSION = 1
+MOST_FILES = 256
+MOST_FILE_BYTES = 64 * 2**20
+_FIELDS = {
+    "format",
+    "version",
+    "key",
+    "planner",
+    "outcome",
+    "bound",
+    "given_bound",
+    "min_peak_bytes",
+    "seconds",
+    "forward",
+    "backward",
+}
+_PARTS = ("graph", "schedule", "plan")
+
+
+class PlanStore:
+    """Plans in a folder, by key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, problem: Problem, planner: AbstractPlanner) -> Plan | None:
+        """Return the plan that `planner` made for `problem` earlier, or None."""
+        key = key_of(problem, planner)
+        if key is None:
+            return None
+        path = self._path(key)
+        try:
+            if not path.is_file() or path.stat().st_size > MOST_FILE_BYTES:
+                return None
+            plan = _plan(json.loads(path.read_text(encoding="utf-8")), key, problem)
+            # What is used stays; the least recently used goes first.
+            path.touch()
+        except (OSError, ValueError, RecursionError, LowtideError):
+            return None
+        return plan
+
+    def put(self, plan: Plan, planner: AbstractPlanner) -> None:
+        """Keep `plan`, which `planner` made; raise `OSError` if it cannot be written."""
+        key = key_of(plan.problem, planner)
+        if key is None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_text(self._path(key), json.dumps(_record(plan, key), allow_nan=False) + "\n")
+        for file in self.files()[MOST_FILES:]:
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """Return the files, the most recently used first."""
+        found = list(self.folder.glob("plan-*.json")) if self.folder.is_dir() else []
+        return sorted(found, key=_modified, reverse=True)
+
+    def clear(self) -> int:
+        """Return the number of files deleted, which are all there are."""
+        files = self.files()
+        for file in files:
+            file.unlink(missing_ok=True)
+        return len(files)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"plan-{key}.json"
+
+
+def key_of(problem: Problem, planner: AbstractPlanner) -> str | None:
+    """Return the key of the question, or None if the planner may answer differently another time.
+
+    Planners of other packages are such: their code may change without notice.
+    """
+    if not type(planner).__module__.startswith("lowtide.") or not is_dataclass(planner):
+        return None
+    parts = [
+        _code_digest(),
+        json.dumps(graph_to_dict(problem.graph), separators=(",", ":")),
+        json.dumps(costs_to_dict(problem.costs), separators=(",", ":")),
+        str(problem.budget_bytes),
+        f"{type(planner).__module__} {planner!r}",
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+@cache
+def _code_digest() -> str:
+    """Return a hash of the sources that plan, so that no answer outlives the code that gave it."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for part in _PARTS:
+        for path in sorted((root / part).rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _record(plan: Plan, key: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "key": key,
+        "planner": plan.planner,
+        "outcome": plan.outcome.name,
+        "bound": plan.bound,
+        "given_bound": plan.given_bound,
+        "min_peak_bytes": plan.min_peak_bytes,
+        "seconds": plan.seconds,
+        "forward": list(plan.schedule.forward),
+        "backward": list(plan.schedule.backward),
+    }
+
+
+def _plan(data: object, key: str, problem: Problem) -> Plan | None:
+    fields = read_fields(data, "The file", _FIELDS)
+    if (fields["format"], fields["version"], fields["key"]) != (FORMAT, VERSION, key):
+        return None
+    outcome = Outcome.__members__.get(read_str(fields["outcome"], "outcome"))
+    if outcome is None:
+        return None
+    schedule = Schedule(read_ids(fields["forward"], "forward"), read_ids(fields["backward"], "backward"))
+    verify(problem.graph, schedule)
+    trace = problem.price(schedule)
+    if not problem.fits(trace):
+        return None
+    bound, given = fields["bound"], fields["given_bound"]
+    return Plan(
+        problem=problem,
+        schedule=schedule,
+        trace=trace,
+        planner=read_str(fields["planner"], "planner"),
+        outcome=outcome,
+        bound=None if bound is None else read_float(bound, "bound"),
+        given_bound=None if given is None else read_float(given, "given_bound"),
+        min_peak_bytes=read_int(fields["min_peak_bytes"], "min_peak_bytes"),
+        seconds=read_float(fields["seconds"], "seconds"),
+    )
+
+
+def _modified(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # another process has just deleted it
+        return 0.0
+
 
 # Quicker answers are not worth a file.
 _WORTH_SECONDS = 1.0

@@ -33,10 +33,10 @@ def _under(prefix: str, *rows: tuple[str, str, str]) -> tuple[PrivateName, ...]:
 NAMES: tuple[PrivateName, ...] = (
     *_under(
         "torch",
-        ("_softmax", "lower/cheaper_calls.py", "calls softmax without the dispatcher's detour"),
+        ("_softmax", "lower/execute.py", "calls softmax without the dispatcher's detour"),
         (
             "_ops.OpOverload",
-            "capture/recompute_rules.py capture/program.py costs/op.py lower/cheaper_calls.py",
+            "capture/recompute_rules.py capture/program.py costs/op.py lower/execute.py",
             "tells ops from Python",
         ),
         ("_ops.HigherOrderOperator", "runtime/backend.py", "finds graphs inside of graphs"),
@@ -46,13 +46,13 @@ NAMES: tuple[PrivateName, ...] = (
     *_under(
         "torch._C",
         ("_DisableAutocast", "costs/analytic.py", "works out results in the types of the graph"),
-        ("DisableTorchFunction", "runtime/fake_copies.py", "makes fake tensors inside a copy"),
-        ("TensorBase.clone", "runtime/fake_copies.py", "recognises the copy of a tensor"),
+        ("DisableTorchFunction", "runtime/dry_run.py", "makes fake tensors inside a copy"),
+        ("TensorBase.clone", "runtime/dry_run.py", "recognises the copy of a tensor"),
         ("_dynamo.eval_frame.set_code_exec_strategy", "runtime/compiled_call.py", "compiles again after an error"),
         ("_len_torch_dispatch_stack", "runtime/failure_causes.py", "sees dispatch modes around a call"),
         (
             "_functorch.peek_interpreter_stack",
-            "blocks/execute/call_checks.py runtime/failure_causes.py",
+            "blocks/chain.py runtime/failure_causes.py",
             "sees torch.func around a call",
         ),
         ("_will_engine_execute_node", "lower/early_accumulation.py", "asks where a gradient goes"),
@@ -83,15 +83,15 @@ NAMES: tuple[PrivateName, ...] = (
     *_under(
         "torch._subclasses.fake_tensor",
         ("DynamicOutputShapeException", "runtime/backend.py", "recognises shapes that depend on data"),
-        ("FakeCopyMode", "runtime/fake_copies.py", "copies a model without its data"),
+        ("FakeCopyMode", "runtime/dry_run.py", "copies a model without its data"),
         (
             "FakeTensor",
-            "costs/analytic.py lower/rewrite.py runtime/fake_copies.py runtime/dry_run.py",
+            "costs/analytic.py lower/rewrite.py runtime/dry_run.py runtime/dry_run.py",
             "shapes without data",
         ),
         (
             "FakeTensorMode",
-            "costs/analytic.py runtime/fake_copies.py runtime/memory_fit.py runtime/dry_run.py",
+            "costs/analytic.py runtime/dry_run.py runtime/memory_fit.py runtime/dry_run.py",
             "shapes without data",
         ),
     ),
@@ -109,7 +109,7 @@ NAMES: tuple[PrivateName, ...] = (
         ),
         (
             "_python_dispatch.is_traceable_wrapper_subclass",
-            "blocks/execute/call_checks.py",
+            "blocks/chain.py",
             "sees tensors made of tensors",
         ),
         ("_pytree.tree_flatten", "blocks/block/position.py blocks/layers.py", "takes nested arguments apart"),
@@ -124,12 +124,10 @@ NAMES: tuple[PrivateName, ...] = (
     ),
     *_under(
         "torch.nn.utils",
-        ("parametrize._cache_enabled", "blocks/execute/call_checks.py", "sees parametrizations that are cached"),
+        ("parametrize._cache_enabled", "blocks/chain.py", "sees parametrizations that are cached"),
         ("prune.BasePruningMethod._tensor_name", "blocks/python_state/derived_weights.py", "which parameter is pruned"),
     ),
-    *_under(
-        "torch.autograd.forward_ad", ("_current_level", "blocks/execute/call_checks.py", "sees forward derivatives")
-    ),
+    *_under("torch.autograd.forward_ad", ("_current_level", "blocks/chain.py", "sees forward derivatives")),
     *_under(
         "torch.autograd.graph",
         (
@@ -179,8 +177,8 @@ NAMES: tuple[PrivateName, ...] = (
     ),
     *_under(
         "torch.ops.aten",
-        ("_unsafe_view", "capture/alias.py lower/cheaper_calls.py", "an op that makes views"),
-        ("_softmax", "lower/cheaper_calls.py", "an op that is called in a quicker way"),
+        ("_unsafe_view", "capture/alias.py lower/execute.py", "an op that makes views"),
+        ("_softmax", "lower/execute.py", "an op that is called in a quicker way"),
         ("_softmax_backward_data", "capture/fused_op.py", "an op that may write over its input"),
         ("_log_softmax_backward_data", "capture/fused_op.py", "an op that may write over its input"),
         (

@@ -4,15 +4,159 @@ from __future__ import annotations
 
 import os
 import tempfile
+from bisect import bisect_left
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from lowtide.analysis.explain import explain_plan
 from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.files import replace_text
+from lowtide.report.data import KINDS, report_data
+from lowtide.report.picture import Course, plan_panel
+from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from lowtide.analysis.compare import Comparison
     from lowtide.plan.core.result import Plan
+if TYPE_CHECKING:
+    from lowtide.analysis.compare import Comparison
+    from lowtide.plan.core.result import Plan
+if TYPE_CHECKING:
+    from lowtide.analysis.compare import Comparison
+    from lowtide.plan.core.result import Plan
+
+
+def html_page(plan: Plan, comparison: Comparison | None = None) -> str:
+    """Return the whole page for `plan`."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    data = report_data(plan, comparison)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    # The kinds of memory keep their order: that of the layers in the chart.
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    template = environment.from_string(_asset("templates/report.html.jinja"))
+    return template.render(
+        data=data | {"kinds": KINDS},
+        summary=data["summary"],
+        tiles=_tiles(data["summary"]),
+        peak=data["peak"],
+        tradeoff=data["tradeoff"],
+        proved=any(overhead > 0 for _, overhead in data["tradeoff"]["bounds"]),
+        account=_account(plan),
+        format_bytes=format_bytes,
+        style=Markup(_asset("assets/report.css")),
+        script=Markup(_asset("assets/report.js")),
+        library=Markup(_asset("assets/echarts.common.min.js")),
+    )
+
+
+def _asset(name: str) -> str:
+    return files("lowtide.report").joinpath(*name.split("/")).read_text(encoding="utf-8")
+
+
+def _account(plan: Plan) -> list[tuple[str, int]]:
+    """Return what training takes besides the step, part by part and in all; nothing if that is not known."""
+    account = plan.account
+    if account is None:
+        return []
+    update = account.gradient_bytes + account.update_bytes
+    moment = (
+        ("forward and backward, gradients included", account.step_bytes)
+        if account.step_bytes >= update
+        else ("gradients and the optimizer's update", update)
+    )
+    return [
+        ("parameters", account.parameter_bytes),
+        ("buffers", account.buffer_bytes),
+        ("batch", account.batch_bytes),
+        ("optimizer state", account.optimizer_bytes),
+        moment,
+        ("in all", account.peak_bytes),
+    ]
+
+
+def _tiles(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the figures at the top of the page: what, how much, and a remark."""
+    base = max(summary["baseline_peak_bytes"], 1)
+    within = "within" if summary["peak_bytes"] <= summary["budget_bytes"] else "over"
+    extra = summary["step_seconds"] - summary["baseline_seconds"]
+    saved = f"{format_bytes(summary['baseline_saved_bytes'])} in plain training"
+    if summary["bound"]:
+        proof = f"at least {100 * summary['bound']:.2f} % is proved to be needed"
+    else:
+        proof = f"{format_seconds(extra)} more on {format_seconds(summary['baseline_seconds'])}"
+    return [
+        (
+            "Peak memory",
+            format_bytes(summary["peak_bytes"]),
+            f"{100 * summary['peak_bytes'] / base:.1f} % of {format_bytes(base)} in plain training",
+        ),
+        ("Budget", format_bytes(summary["budget_bytes"]), f"the peak is {within} it"),
+        ("Extra time", f"{100 * summary['overhead']:.2f} %", proof),
+        ("Recomputed", f"{summary['num_recomputed']} runs", f"of {summary['num_ops']} ops"),
+        ("Kept for backward", format_bytes(summary["saved_bytes"]), saved),
+    ]
+
+
+WIDTH, HEIGHT = 72, 14
+PLANNED, PLAIN, BUDGET = "█", "░", "─"
+
+
+def text_report(plan: Plan, comparison: Comparison | None = None) -> str:
+    """Return the report of `plan` as lines of text."""
+    parts = [str(plan), memory_chart(plan), str(explain_plan(plan, less=False))]
+    if comparison is not None:
+        parts.append(str(comparison))
+    return "\n\n".join(parts)
+
+
+def memory_chart(plan: Plan, *, width: int = WIDTH, height: int = HEIGHT) -> str:
+    """Return the memory of plain and planned training over time, drawn with block letters."""
+    panel = plan_panel(plan)
+    plain, planned = panel.courses
+    end = max(course.points[-1][0] for course in panel.courses)
+    top = max(plan.baseline_peak_bytes, plan.peak_bytes, 1)
+    columns = [_columns(course, end, width) for course in (plain, planned)]
+    lines = ["memory above the start of the step"]
+    for row in range(height, 0, -1):
+        level = top * row / height
+        budget_here = top * (row - 1) / height < plan.budget_bytes <= level
+        cells = "".join(
+            _cell(plain_bytes, planned_bytes, top * (row - 0.5) / height, budget_here)
+            for plain_bytes, planned_bytes in zip(*columns, strict=True)
+        )
+        lines.append(f"{format_bytes(level):>11} |{cells}|{' budget' if budget_here else ''}")
+    begin = min(width - 1, round((planned.backward_seconds or 0.0) / end * width)) if end else 0
+    lines.append(f"{'':12}+{'forward'[:begin].ljust(begin, '-')}^{'backward'.ljust(width, '-')[: width - begin - 1]}+")
+    lines.append(f"{'':13}0{format_seconds(end).rjust(width - 1)}")
+    lines.append(f"{'':13}{PLANNED} planned   {PLAIN} plain   {BUDGET} budget {format_bytes(plan.budget_bytes)}")
+    return "\n".join(lines)
+
+
+def _cell(plain_bytes: int, planned_bytes: int, level: float, budget_here: bool) -> str:
+    if planned_bytes >= level:
+        return PLANNED
+    if plain_bytes >= level:
+        return PLAIN
+    return BUDGET if budget_here else " "
+
+
+def _columns(course: Course, end: float, width: int) -> list[int]:
+    """Return the highest level of `course` in each of `width` equal parts of the time from 0 to `end`."""
+    times = [seconds for seconds, _ in course.points]
+    levels: Sequence[int] = [level for _, level in course.points]
+    found = []
+    for column in range(width):
+        first = bisect_left(times, end * column / width)
+        last = bisect_left(times, end * (column + 1) / width)
+        # Nothing changes within a part: the level of the change before it still holds, unless the course is over.
+        inside = levels[max(first - 1, 0) : last]
+        found.append(max(inside) if first < len(times) and inside else 0)
+    return found
+
 
 PAGES = (".html", ".htm")
 PICTURES = (".png", ".svg")
@@ -31,11 +175,11 @@ def write_report(plan: Plan, path: str | os.PathLike[str], comparison: Compariso
         if suffix in PICTURES:
             _draw(plan, Path(path))
         elif suffix in PAGES:
-            from lowtide.report.page import html_page
+            from lowtide.report.write import html_page
 
             replace_text(path, html_page(plan, comparison))
         else:
-            from lowtide.report.words import text_report
+            from lowtide.report.write import text_report
 
             replace_text(path, text_report(plan, comparison) + "\n")
     except OSError as error:

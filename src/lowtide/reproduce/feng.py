@@ -20,7 +20,7 @@ from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.feng import Feng
 from lowtide.plan.solve import solve
 from lowtide.reproduce.networks import captured
-from lowtide.reproduce.table import Page, Progress, Row, silent
+from lowtide.reproduce.page import Page, Progress, Row, silent
 
 _MIB = 2**20
 

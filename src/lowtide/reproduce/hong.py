@@ -17,7 +17,7 @@ from lowtide.plan.planners.hong_cubic import cubic_checkpoints, cubic_cost
 from lowtide.plan.planners.hong_linear import linear_checkpoints, linear_peak
 from lowtide.plan.solve import solve
 from lowtide.reproduce.networks import captured
-from lowtide.reproduce.table import Page, Progress, Row, silent
+from lowtide.reproduce.page import Page, Progress, Row, silent
 
 _MIB = 2**20
 _BATCH = 64

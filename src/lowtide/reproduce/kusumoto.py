@@ -27,7 +27,7 @@ from lowtide.plan.planners.kusumoto_lower_sets.transitions import transitions_of
 from lowtide.plan.solve import solve
 from lowtide.reproduce.chainer_graphs import ChainerGraph, read_chainer_graph
 from lowtide.reproduce.networks import captured
-from lowtide.reproduce.table import Page, Progress, Row, silent
+from lowtide.reproduce.page import Page, Progress, Row, silent
 
 _GB = 1e9
 _ANY = 1

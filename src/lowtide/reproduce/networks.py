@@ -21,13 +21,8 @@ from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
 from lowtide.reproduce.nets.cells import GENOTYPES, CellNetwork
-from lowtide.reproduce.nets.densenet import densenet
-from lowtide.reproduce.nets.googlenet import GoogLeNet
-from lowtide.reproduce.nets.inception import inception_v3
-from lowtide.reproduce.nets.pspnet import PSPNet
-from lowtide.reproduce.nets.resnet import resnet
-from lowtide.reproduce.nets.unet import UNet
-from lowtide.reproduce.nets.vgg import alexnet, vgg
+from lowtide.reproduce.nets.classification import GoogLeNet, alexnet, densenet, inception_v3, resnet, vgg
+from lowtide.reproduce.nets.segmentation import PSPNet, UNet
 
 IMAGE = (3, 224, 224)
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.plan.bounds.integer_program import Answer, Limits, Row
+from lowtide.plan.bounds.integer_program import Answer, Limits, Relaxation, Row
 from lowtide.plan.bounds.lifetimes import Floats
 from lowtide.plan.bounds.moment_program import Window
-from lowtide.plan.bounds.relaxation import Relaxation
 from lowtide.plan.bounds.relaxed_solution import Hint
 
 # A row counts as broken above this share of the budget.

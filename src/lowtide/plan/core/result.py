@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from lowtide.plan.core.account import MemoryAccount
 from lowtide.plan.core.module_table import module_rows, module_table
@@ -14,9 +14,6 @@ from lowtide.plan.core.problem import Problem
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 from lowtide.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from lowtide.analysis.compare import Comparison
 
 
 class Outcome(Enum):
@@ -41,7 +38,7 @@ class Outcome(Enum):
 class ReportWriter(Protocol):
     """Writes a plan to a file for people."""
 
-    def __call__(self, plan: Plan, path: str | os.PathLike[str], comparison: Comparison | None, /) -> None:
+    def __call__(self, plan: Plan, path: str | os.PathLike[str], comparison: Any, /) -> None:
         """Write `plan` to `path`."""
 
 
@@ -136,7 +133,7 @@ class Plan:
             path,
         )
 
-    def report(self, path: str | os.PathLike[str], *, comparison: Comparison | None = None) -> None:
+    def report(self, path: str | os.PathLike[str], *, comparison: Any = None) -> None:
         """Write a report to `path`, replacing what is there: a page (.html), a picture (.png, .svg) or text (.txt).
 
         The page is one file that needs no network: memory over the step, what is alive at the peak, what each module

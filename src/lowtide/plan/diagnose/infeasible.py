@@ -3,24 +3,285 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from lowtide.errors import InfeasibleBudgetError
+from lowtide.graph.ir import Graph
 from lowtide.plan.core.account import MemoryAccount
 from lowtide.plan.core.result import Outcome, Plan
-from lowtide.plan.diagnose.advice import Situation
-from lowtide.plan.diagnose.alive import phase_at_peak
-from lowtide.plan.diagnose.causes import (
-    Part,
-    account_parts,
-    earlier_part,
-    is_in_update,
-    op_in_words,
-    peak_parts,
-    sort_parts,
-)
+from lowtide.plan.diagnose import alive
+from lowtide.plan.diagnose.alive import AliveTensor, at_source, phase_at_peak, short_target, tensors_at_peak
 from lowtide.units import Budget, format_bytes, parse_budget
+
+
+class Cause(Enum):
+    """Why bytes are there at a peak."""
+
+    GRADIENTS = "gradients"
+    OUTPUTS = "outputs"
+    OP = "op"
+    HANDOVERS = "handovers"
+    PASSING = "passing gradients"
+    KEPT = "kept"
+    STATES = "generator states"
+    EARLIER = "earlier graphs"
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    BATCH = "batch"
+    OPTIMIZER = "optimizer state"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes of one cause at a peak.
+
+    Attributes:
+        cause: The cause.
+        bytes: Their number.
+        words: What they are.
+        floor_bytes: Bytes of this cause that every schedule holds at one moment: no planner goes below.
+    """
+
+    cause: Cause
+    bytes: int
+    words: str
+    floor_bytes: int = 0
+
+
+_CAUSES = {
+    alive.RETURNED_GRADIENT: Cause.GRADIENTS,
+    alive.OUTPUT: Cause.OUTPUTS,
+    alive.WRITTEN: Cause.OP,
+    alive.READ: Cause.OP,
+    alive.HANDOVER: Cause.HANDOVERS,
+    alive.PASSING_GRADIENT: Cause.PASSING,
+    alive.KEPT: Cause.KEPT,
+    alive.GENERATOR_STATE: Cause.STATES,
+}
+
+
+def peak_parts(plan: Plan, unit: str = "op") -> tuple[Part, ...]:
+    """Return what is there at the peak of `plan` by cause, largest first; the parts add up to the peak.
+
+    Args:
+        plan: The plan.
+        unit: What ops are called: "op", or "block" in a chain.
+    """
+    if not plan.schedule.steps:
+        return ()
+    tensors = tensors_at_peak(plan)
+    of: dict[Cause, list[AliveTensor]] = defaultdict(list)
+    for tensor in tensors:
+        of[_CAUSES[tensor.role]].append(tensor)
+    op = plan.schedule.steps[plan.trace.peak_step]
+    inside = plan.problem.costs.workspace_bytes[op]
+    # The caller's generator state, put aside while an op repeats its random numbers.
+    aside = plan.peak_bytes - inside - _total(tensors)
+    extra = {Cause.OP: inside, Cause.STATES: aside}
+    parts = [_part(plan, cause, of[cause], extra.get(cause, 0), unit) for cause in Cause]
+    return sort_parts(parts)
+
+
+def account_parts(account: MemoryAccount, plan: Plan) -> tuple[Part, ...]:
+    """Return what training takes at its peak by cause, largest first; the parts add up to the account's peak."""
+    parts = [
+        Part(Cause.PARAMETERS, account.parameter_bytes, "parameters"),
+        Part(Cause.BUFFERS, account.buffer_bytes, "buffers"),
+        Part(Cause.BATCH, account.batch_bytes, "the batch"),
+        Part(Cause.OPTIMIZER, account.optimizer_bytes, "optimizer state"),
+    ]
+    if is_in_update(account):
+        gradients = account.gradient_bytes
+        parts.append(Part(Cause.GRADIENTS, gradients, "parameter gradients", gradients))
+        parts.append(Part(Cause.UPDATE, account.update_bytes, "temporaries of the optimizer's update"))
+    else:
+        parts += [*peak_parts(plan), earlier_part(account.step_bytes - plan.peak_bytes)]
+    return sort_parts(parts)
+
+
+def is_in_update(account: MemoryAccount) -> bool:
+    """Whether the peak of training is in the optimizer's update and not in forward or backward."""
+    return account.gradient_bytes + account.update_bytes > account.step_bytes
+
+
+def earlier_part(held_bytes: int) -> Part:
+    """Return what other graphs of the same call hold."""
+    return Part(Cause.EARLIER, held_bytes, "kept for backward by other graphs of this call")
+
+
+def sort_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Return the parts that are not empty, largest first."""
+    return tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes))
+
+
+def op_in_words(plan: Plan, unit: str = "op") -> str:
+    """Return what runs at the peak: "mm in head (models/net.py:12)", or "Linear backward of block 3" in a chain."""
+    op = plan.problem.graph.ops[plan.schedule.steps[plan.trace.peak_step]]
+    place = f" {'in' if unit == 'op' else f'of {unit}'} {op.module}" if op.module else ""
+    return f"{short_target(op.target)}{place}{at_source(op.source)}"
+
+
+def _part(plan: Plan, cause: Cause, tensors: Sequence[AliveTensor], extra: int, unit: str) -> Part:
+    size = _total(tensors) + extra
+    words, graph = cause.value, plan.problem.graph
+    floor = 0
+    if cause is Cause.GRADIENTS:
+        words, floor = _gradients_in_words(graph), _held_bytes(graph, gradients=True)
+    elif cause is Cause.OUTPUTS:
+        words, floor = _outputs_in_words(tensors), _held_bytes(graph, gradients=False)
+    elif cause is Cause.OP:
+        words, floor = _alone_in_words(tensors, extra, unit), size
+    elif cause is Cause.HANDOVERS:
+        words = "new contents of buffers, until forward ends"
+    elif cause is Cause.PASSING:
+        words = f"gradients of activations that wait; {_largest(tensors)}"
+    elif cause is Cause.KEPT:
+        words = f"{_kept_in_words(plan)}; {_largest(tensors)}"
+    elif cause is Cause.STATES:
+        words = "states of random generators, to repeat what they drew"
+    return Part(cause, size, words, floor)
+
+
+def _gradients_in_words(graph: Graph) -> str:
+    """Return whose gradients stay: they are of parameters if each has a parameter of its size."""
+    values = [graph.values[value] for value in graph.held]
+    sizes = Counter(value.bytes for value in values if value.kind == "gradient" and value.bytes)
+    parameters = Counter(value.bytes for value in graph.values if value.kind == "parameter")
+    return "parameter gradients" if sizes <= parameters else "gradients of parameters and inputs"
+
+
+def _held_bytes(graph: Graph, *, gradients: bool) -> int:
+    values = [graph.values[value] for value in graph.held]
+    return sum(
+        value.bytes for value in values if value.producer is not None and (value.kind == "gradient") == gradients
+    )
+
+
+def _outputs_in_words(tensors: Sequence[AliveTensor]) -> str:
+    arriving = any(tensor.kind == "tangent" for tensor in tensors)
+    return f"outputs that the caller holds{', and the gradients of outputs' if arriving else ''}"
+
+
+def _alone_in_words(tensors: Sequence[AliveTensor], inside: int, unit: str) -> str:
+    read = _total([tensor for tensor in tensors if tensor.role == alive.READ])
+    written = _total([tensor for tensor in tensors if tensor.role == alive.WRITTEN])
+    named = {"inputs": read, "outputs": written, "temporaries": inside}
+    sizes = [f"{name} of {format_bytes(size)}" for name, size in named.items() if size]
+    return f"this {unit} alone: {', '.join(sizes)}"
+
+
+def _kept_in_words(plan: Plan) -> str:
+    return "activations kept for later" if phase_at_peak(plan) == "forward" else "activations saved for backward"
+
+
+def _largest(tensors: Sequence[AliveTensor]) -> str:
+    if not tensors:
+        return ""
+    first = tensors[0]
+    return f"the largest is {format_bytes(first.bytes)}, {first.what}{at_source(first.source)}"
+
+
+def _total(tensors: Sequence[AliveTensor]) -> int:
+    return sum(tensor.bytes for tensor in tensors)
+
+
+# A cause is worth advice from this share of the peak on.
+_SHARE = 1 / 3
+_GROWS_WITH_BATCH = (Cause.OP, Cause.KEPT, Cause.PASSING, Cause.OUTPUTS, Cause.BATCH)
+_OF_OPTIMIZER = (Cause.OPTIMIZER, Cause.UPDATE)
+# What another schedule may hold less of.
+_AVOIDABLE = (Cause.KEPT, Cause.PASSING, Cause.STATES, Cause.EARLIER)
+_SEARCH_ALL = ("auto_thorough", "brute_force")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A budget that is not met.
+
+    Attributes:
+        parts: What is there at the least peak known.
+        left_bytes: What the budget leaves for the step.
+        excess_bytes: By how much the peak is above the budget.
+        planner: Name of the planner that found the least peak.
+        op: What runs at the peak, in words.
+        unit: What ops are called: "op", or "block" in a chain.
+        proved: Whether it is proved that no schedule in the given order fits.
+        least_batch: Whether the batch cannot be smaller.
+    """
+
+    parts: Sequence[Part]
+    left_bytes: int
+    excess_bytes: int
+    planner: str
+    op: str
+    unit: str = "op"
+    proved: bool = False
+    least_batch: bool = False
+
+    def advice(self) -> list[str]:
+        """Return what would help, one sentence or two each."""
+        return [words for words in self._all() if words]
+
+    def _all(self) -> Iterator[str]:
+        weighty = self.weighty()
+        if Cause.GRADIENTS in weighty:
+            yield (
+                "Train fewer parameters: a smaller model, frozen parts (requires_grad_(False)) or adapters. "
+                "Gradients stay to the end of the step, whatever is recomputed and however small the batch is."
+                f"{self._alone(Cause.GRADIENTS)}"
+            )
+        if Cause.OUTPUTS in weighty:
+            yield (
+                "Return only the loss: compute it inside the model. What a call returns stays as long as the caller "
+                f"holds it.{self._alone(Cause.OUTPUTS)}"
+            )
+        if Cause.OP in weighty:
+            yield f"{self._split()}{self._alone(Cause.OP)}"
+        if self._share(*_GROWS_WITH_BATCH) >= _SHARE:
+            yield self._smaller_batch()
+        if Cause.EARLIER in weighty:
+            yield "Remove the graph breaks before this part of the model (TORCH_LOGS=graph_breaks shows them)."
+        if self._share(*_OF_OPTIMIZER) >= _SHARE:
+            yield 'Use an optimizer that keeps less: "sgd" keeps nothing, "sgd-momentum" half of what "adam" does.'
+        if self._share(Cause.PARAMETERS, *_OF_OPTIMIZER) >= _SHARE:
+            yield "Use a smaller model, a smaller dtype for its parameters, or train fewer of them."
+        if self._another_planner_may_help():
+            yield 'Search longer: planner="auto_thorough" may find a schedule that needs less.'
+
+    def weighty(self) -> set[Cause]:
+        """Return the causes that make up a third of the peak or more, and the largest."""
+        return {part.cause for part in self.parts if self._share(part.cause) >= _SHARE or part is self.parts[0]}
+
+    def _share(self, *causes: Cause) -> float:
+        total = sum(part.bytes for part in self.parts)
+        return sum(part.bytes for part in self.parts if part.cause in causes) / max(total, 1)
+
+    def _alone(self, cause: Cause) -> str:
+        alone = any(part.cause is cause and self._is_too_much(part) for part in self.parts)
+        return " This alone is more than the budget leaves: no planner can help." if alone else ""
+
+    def _is_too_much(self, part: Part) -> bool:
+        return part.floor_bytes > max(self.left_bytes, 0)
+
+    def _split(self) -> str:
+        if self.unit == "block":
+            return f"Divide this block into several: {self.op}."
+        return f"Split this op into several that work on less at once: {self.op}."
+
+    def _smaller_batch(self) -> str:
+        what = "the inputs smaller" if self.least_batch else "the batch smaller"
+        share = 100 * self._share(*_GROWS_WITH_BATCH)
+        return f"Make {what}, sequences shorter or images smaller: {share:.1f} % of the peak may grow with them."
+
+    def _another_planner_may_help(self) -> bool:
+        above = any(map(self._is_too_much, self.parts))
+        avoidable = sum(part.bytes for part in self.parts if part.cause in _AVOIDABLE) >= self.excess_bytes
+        return self.planner not in _SEARCH_ALL and not self.proved and avoidable and not above
+
 
 _WIDTH = 100
 # The command line writes the command's name before the first line, Python the error's.

@@ -16,13 +16,11 @@ from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.core.planner import Progress
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.orders.delayed_ops import delayed
-from lowtide.plan.orders.early_release import releasing
-from lowtide.plan.orders.redundant_runs import without_idle_runs
 from lowtide.plan.orders.reordered_problem import View
-from lowtide.plan.planners.greedy import descents, go_low
+from lowtide.plan.orders.reorderings import delayed, releasing, without_idle_runs
 from lowtide.plan.search.local_search import Climb
 from lowtide.plan.search.problem_arrays import Facts
+from lowtide.plan.search.starts import descents, go_low
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 

@@ -15,14 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lowtide.testing.models.common import Case, Output, loss_of, new_batch
-from lowtide.testing.models.densenet import densenet121
-from lowtide.testing.models.encoder_decoder import encoder_decoder
-from lowtide.testing.models.gpt import gpt
-from lowtide.testing.models.inception import inception
-from lowtide.testing.models.lstm import lstm
-from lowtide.testing.models.moe import moe
-from lowtide.testing.models.resnet import resnet50
-from lowtide.testing.models.unet import unet
+from lowtide.testing.models.convolutions import densenet121, inception, resnet50, unet
+from lowtide.testing.models.sequences import encoder_decoder, gpt, lstm, moe
 
 MODELS: dict[str, Callable[..., Case]] = {
     "gpt": gpt,
