@@ -27,12 +27,13 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import lowtide
 from common import RESULTS, Row, describe_machine, emit, mib, number, run_child, table, text, write_results
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.chain_dp.emit import emit as schedule_of
 from lowtide.plan.planners.chain_dp.operations import Action, Operation
 from lowtide.plan.planners.chain_dp.pieces import pieces_of
 from lowtide.plan.planners.chen_recursive import ChenRecursive
+from lowtide.progress import Progress, silent
 from lowtide.schedule.expand import expand
 
 HIDDEN, LAYERS, BATCH = 1024, 4, 8

@@ -12,11 +12,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import lowtide
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.orders.reordered_problem import View
 from lowtide.plan.orders.reorderings import delayed
 from lowtide.plan.registry import get
+from lowtide.progress import Progress, silent
 from lowtide.schedule.expand import expand
 
 STEPS = 3

@@ -19,8 +19,9 @@ import lowtide
 from chain_cases import BATCH, DIM, Counting, Pair, Residual, WithExtra, assert_chain_exact, random_batches
 from lowtide import errors
 from lowtide.blocks.profile.chain_graph import BACKWARD, FORWARD, GRADIENTS, INSIDE, joined
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
+from lowtide.progress import Progress, silent
 from lowtide.schedule.expand import expand
 from lowtide.schedule.steps import Schedule
 

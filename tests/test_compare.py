@@ -13,11 +13,12 @@ import lowtide
 from lowtide.analysis.compare import REFUSED, Comparison, compare_planners
 from lowtide.errors import InvalidBudgetError, InvalidOptionError, PlanFileError, UnknownPlannerError
 from lowtide.graph import samples
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.registry import names
 from lowtide.plan.solve import solve
+from lowtide.progress import Progress, silent
 
 GRAPH, COSTS = samples.training_chain(10)
 PLANNERS = ("keep_all", "chen_sqrt", "hong_linear", "greedy")

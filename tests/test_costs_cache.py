@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from lowtide.costs import cache
-from lowtide.costs.cache import CostCache, cache_dir, clear
+from lowtide.costs.cache import CostCache, clear
 from lowtide.costs.op import OpCost
 from lowtide.errors import LowtideWarning
+from lowtide.files import cache_dir
 
 COST = OpCost(0.25, 1024)
 

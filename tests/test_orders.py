@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from lowtide.graph.build import GraphBuilder, check_graph
 from lowtide.plan.auto.planner import Auto
-from lowtide.plan.core.planner import silent
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome
 from lowtide.plan.orders.order_search import Sides, first_runs
@@ -18,6 +17,7 @@ from lowtide.plan.planners.keep_all import KeepAll
 from lowtide.plan.search.edited_schedule import Timeline
 from lowtide.plan.search.local_search import Climb
 from lowtide.plan.solve import solve
+from lowtide.progress import silent
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 from strategies import graphs, schedules

@@ -16,11 +16,12 @@ import lowtide
 from lowtide.graph import samples
 from lowtide.graph.costs import Costs
 from lowtide.plan import plan_cache as plans_on_disk
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.plan_cache import PlanStore, key_of
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
+from lowtide.progress import Progress, silent
 
 GRAPH, COSTS = samples.training_chain(8)
 PROBLEM = Problem(GRAPH, COSTS, 600)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
+
+# Called with what is being done, in a few words.
+Progress = Callable[[str], None]
 
 _QUIET_SECONDS = 1.0
 _WIDTH = 100
+
+
+def silent(message: str) -> None:
+    """Ignore a progress message."""
+    del message
 
 
 class ProgressLine:

@@ -13,10 +13,11 @@ from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
 from lowtide.plan import registry
 from lowtide.plan.auto.planner import Auto
-from lowtide.plan.core.planner import AbstractPlanner, Progress, silent
+from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome
 from lowtide.plan.solve import solve
+from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
 from lowtide.text_table import text_table
 from lowtide.units import Budget, format_bytes, format_seconds, parse_budget

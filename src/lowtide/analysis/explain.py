@@ -12,9 +12,10 @@ from typing import Any
 from lowtide.analysis.compare import ComparisonRow, compare_planners
 from lowtide.errors import InvalidOptionError
 from lowtide.files import write_json
-from lowtide.plan.core.planner import AbstractPlanner, Progress, silent
+from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.alive import AliveTensor, at_source, op_at_peak, phase_at_peak, short_source, tensors_at_peak
+from lowtide.progress import Progress, silent
 from lowtide.text_table import text_table
 from lowtide.units import format_bytes
 

@@ -33,12 +33,12 @@ from lowtide.errors import (
 )
 from lowtide.plan import registry
 from lowtide.plan.auto.planner import Auto
-from lowtide.plan.core.planner import AbstractPlanner, Progress
+from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import infeasible
 from lowtide.plan.solve import solve
-from lowtide.progress import ProgressLine
+from lowtide.progress import Progress, ProgressLine
 from lowtide.settings import Settings
 
 

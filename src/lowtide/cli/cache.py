@@ -27,10 +27,11 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show or clear the cache; return the exit code."""
     from lowtide.costs import cache as costs
+    from lowtide.files import cache_dir
     from lowtide.plan.plan_cache import plan_store
 
     store = plan_store()
-    folder = costs.cache_dir()
+    folder = cache_dir()
     if options.clear:
         deleted = costs.clear() + store.clear()
         show(options, f"Deleted {deleted} files in {folder}", {"folder": str(folder), "deleted": deleted})

@@ -10,9 +10,10 @@ check_pytorch()
 from lowtide.costs.analytic import analytic_costs
 from lowtide.costs.devices import DEVICES, recognise
 from lowtide.costs.measured import measure_costs
-from lowtide.costs.op import Calls, Progress, silent
+from lowtide.costs.op import Calls
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs, check_costs
+from lowtide.progress import Progress, silent
 
 __all__ = ["DEVICES", "analytic_costs", "check_source", "measure_costs", "resolve_costs"]
 

@@ -21,10 +21,11 @@ from lowtide.capture.fused_op import in_sequence
 from lowtide.costs.analytic import estimate
 from lowtide.costs.cache import CostCache
 from lowtide.costs.devices import nearest
-from lowtide.costs.op import Call, Calls, OpCost, Progress, signature, silent, takes_graphs, target_name, tensors_in
+from lowtide.costs.op import Call, Calls, OpCost, signature, takes_graphs, target_name, tensors_in
 from lowtide.errors import LowtideWarning, MeasureError
 from lowtide.graph.costs import Costs
 from lowtide.measure import run_with_peak
+from lowtide.progress import Progress, silent
 
 _BLOCK = 1 << 16
 

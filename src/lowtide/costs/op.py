@@ -13,8 +13,6 @@ from torch.utils import _pytree as pytree
 from lowtide.capture.fused_op import Call, Made
 from lowtide.graph.ir import Graph, OpId
 
-Progress = Callable[[str], None]
-
 
 class Calls(Protocol):
     """What this layer needs of a captured program.
@@ -43,11 +41,6 @@ class OpCost:
 
     seconds: float
     workspace_bytes: int
-
-
-def silent(message: str) -> None:
-    """Ignore a progress message."""
-    del message
 
 
 def target_name(target: Callable[..., Any]) -> str:

@@ -18,10 +18,11 @@ from typing import Any
 from lowtide.errors import LowtideError, LowtideWarning
 from lowtide.files import cache_dir, replace_text
 from lowtide.graph.io import costs_to_dict, graph_to_dict, read_fields, read_float, read_ids, read_int, read_str
-from lowtide.plan.core.planner import AbstractPlanner, Progress
+from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome, Plan
 from lowtide.plan.solve import solve
+from lowtide.progress import Progress
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 

@@ -7,10 +7,11 @@ import time
 from lowtide.errors import InvalidOptionError, InvalidScheduleError, PlannerRefusedError
 from lowtide.graph.build import check_graph
 from lowtide.plan import registry
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome, Plan
 from lowtide.plan.diagnose.infeasible import AskedBudget, infeasible
+from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 

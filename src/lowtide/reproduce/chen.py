@@ -19,8 +19,9 @@ from lowtide.plan.planners.chen_recursive import ChenRecursive
 from lowtide.plan.planners.chen_sqrt import ChenSqrt
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.hong_linear import HongLinear
+from lowtide.progress import Progress, silent
 from lowtide.reproduce.chen_networks import Network, lstm, resnet
-from lowtide.reproduce.page import Page, Progress, Row, silent
+from lowtide.reproduce.page import Page, Row
 from lowtide.schedule.arena import Reuse, arena_bytes
 from lowtide.schedule.mirror import mirror
 from lowtide.schedule.simulate import simulate

@@ -19,8 +19,9 @@ from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.feng import Feng
 from lowtide.plan.solve import solve
+from lowtide.progress import Progress, silent
 from lowtide.reproduce.networks import captured
-from lowtide.reproduce.page import Page, Progress, Row, silent
+from lowtide.reproduce.page import Page, Row
 
 _MIB = 2**20
 

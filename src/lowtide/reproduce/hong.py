@@ -16,8 +16,9 @@ from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.hong_cubic import cubic_checkpoints, cubic_cost
 from lowtide.plan.planners.hong_linear import linear_checkpoints, linear_peak
 from lowtide.plan.solve import solve
+from lowtide.progress import Progress, silent
 from lowtide.reproduce.networks import captured
-from lowtide.reproduce.page import Page, Progress, Row, silent
+from lowtide.reproduce.page import Page, Row
 
 _MIB = 2**20
 _BATCH = 64

@@ -25,9 +25,10 @@ from lowtide.plan.planners.kusumoto_lower_sets.family import Family, all_lower_s
 from lowtide.plan.planners.kusumoto_lower_sets.program import solve as solve_program
 from lowtide.plan.planners.kusumoto_lower_sets.transitions import transitions_of
 from lowtide.plan.solve import solve
+from lowtide.progress import Progress, silent
 from lowtide.reproduce.chainer_graphs import ChainerGraph, read_chainer_graph
 from lowtide.reproduce.networks import captured
-from lowtide.reproduce.page import Page, Progress, Row, silent
+from lowtide.reproduce.page import Page, Row
 
 _GB = 1e9
 _ANY = 1

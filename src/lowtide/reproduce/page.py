@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
-
-Progress = Callable[[str], None]
-
-
-def silent(message: str) -> None:
-    """Ignore a progress message."""
-    del message
 
 
 @dataclass(frozen=True)

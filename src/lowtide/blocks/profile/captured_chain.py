@@ -7,7 +7,7 @@ equal shapes, and are given equal shapes. A block that writes over its input is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,8 +23,7 @@ from lowtide.blocks.block.tensor_spec import NEEDS_GRADIENT, Block, Spec, State,
 from lowtide.blocks.profile.unit_costs import NEW, Figures, InPlaceError, profile_unit, state_after
 from lowtide.blocks.python_state.snapshot import Memory
 from lowtide.errors import InvalidInputError
-
-Progress = Callable[[str], None]
+from lowtide.progress import Progress
 
 
 @dataclass(frozen=True, eq=False)

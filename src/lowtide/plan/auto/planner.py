@@ -34,9 +34,10 @@ from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.moment_selection import Proof
 from lowtide.plan.bounds.prover import Prover
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.orders.order_search import Sides, first_runs
+from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 

@@ -10,8 +10,8 @@ from lowtide.plan.bounds.integer_program import Limits
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.bounds.moment_selection import Proof, Refiner
 from lowtide.plan.bounds.relaxed_solution import Hint
-from lowtide.plan.core.planner import Progress, silent
 from lowtide.plan.core.problem import Problem
+from lowtide.progress import Progress, silent
 
 _GAP = 2e-4
 _WORK = 5.0

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowtide.plan.core.problem import Problem
+from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
-
-Progress = Callable[[str], None]
-
-
-def silent(message: str) -> None:
-    """Ignore a progress message."""
-    del message
 
 
 @dataclass(frozen=True, slots=True)

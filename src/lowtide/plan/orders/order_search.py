@@ -14,13 +14,13 @@ from functools import partial
 
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.bounds.least_peak import least_peak_bytes
-from lowtide.plan.core.planner import Progress
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.orders.reordered_problem import View
 from lowtide.plan.orders.reorderings import delayed, releasing, without_idle_runs
 from lowtide.plan.search.local_search import Climb
 from lowtide.plan.search.problem_arrays import Facts
 from lowtide.plan.search.starts import descents, go_low
+from lowtide.progress import Progress
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
+from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
 
 # A set of items, one bit each: values that ops produce, and generator states kept for a replay.

@@ -21,9 +21,10 @@ from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, chain_of
 from lowtide.plan.core.candidates import best_of
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.chain_dp.layers import no_chain
+from lowtide.progress import Progress, silent
 from lowtide.schedule.expand import expand
 
 _RUNS = 3

@@ -15,8 +15,9 @@ from itertools import accumulate
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, Link, chain_of
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
+from lowtide.progress import Progress, silent
 from lowtide.schedule.expand import expand
 
 _MIN_CUTS = 2

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.graph.ir import Graph, ValueId
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
+from lowtide.progress import Progress, silent
 from lowtide.schedule.expand import expand
 
 _NORMALISATION = (

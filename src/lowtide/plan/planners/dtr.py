@@ -20,8 +20,9 @@ from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph, OpId, ValueId
 from lowtide.plan.core.candidates import best_priced
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
+from lowtide.progress import Progress, silent
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 

@@ -21,7 +21,7 @@ from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph, ValueId
 from lowtide.plan.core.candidates import best_of
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.feng_division.chain import Row, cut
 from lowtide.plan.planners.feng_division.family import affordable, schedules
@@ -29,6 +29,7 @@ from lowtide.plan.planners.feng_division.multigraph import Multigraph
 from lowtide.plan.planners.feng_division.terms import Terms, minimise, spread
 from lowtide.plan.planners.feng_division.tree import LINEAR, DivisionTree, Node, divide
 from lowtide.plan.planners.feng_division.view import tensor_view_of
+from lowtide.progress import Progress, silent
 
 
 @dataclass(frozen=True, slots=True)

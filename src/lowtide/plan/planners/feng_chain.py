@@ -18,11 +18,12 @@ from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, chain_of
 from lowtide.plan.core.candidates import best_of
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.feng_division.chain import Row, cut
 from lowtide.plan.planners.feng_division.family import affordable, schedules
 from lowtide.plan.planners.feng_division.terms import Terms, minimise, spread
+from lowtide.progress import Progress, silent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 
 from lowtide.errors import InvalidOptionError
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.search.destroy_repair import Dice, improve
 from lowtide.plan.search.problem_arrays import Facts
 from lowtide.plan.search.starts import SEED, descents, go_low
+from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
 
 

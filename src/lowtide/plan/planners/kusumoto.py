@@ -16,11 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowtide.graph.analysis import forward_dag_of
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.kusumoto_lower_sets.family import pruned_lower_sets
 from lowtide.plan.planners.kusumoto_lower_sets.reduce import reduced
 from lowtide.plan.planners.kusumoto_lower_sets.search import Search, check_options
+from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
 
 

@@ -23,12 +23,13 @@ from math import comb
 from lowtide.errors import InvalidOptionError
 from lowtide.plan.core.candidates import best_of
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.chain_dp.emit import emit
 from lowtide.plan.planners.chain_dp.layers import no_chain
 from lowtide.plan.planners.chain_dp.operations import Action, Operation
 from lowtide.plan.planners.chain_dp.pieces import chain_length, pieces_of
+from lowtide.progress import Progress, silent
 
 _TRIES = 40
 _MOST_RUNS = 30

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from lowtide.errors import InvalidOptionError
 from lowtide.plan.core.candidates import best_priced
 from lowtide.plan.core.options import check_numbers
-from lowtide.plan.core.planner import AbstractPlanner, Progress, Proposal, silent
+from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.diagnose.infeasible import infeasible_chain
 from lowtide.plan.planners.chain_dp.emit import emit
@@ -38,6 +38,7 @@ from lowtide.plan.planners.chain_dp.operations import Action, Operation, keep_ev
 from lowtide.plan.planners.chain_dp.pieces import Pieces, chain_length, pieces_of
 from lowtide.plan.planners.chain_dp.profile import profile
 from lowtide.plan.planners.chain_dp.stages import Stages, operations_seconds
+from lowtide.progress import Progress, silent
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import ValueId
 from lowtide.plan.core.candidates import best_priced
-from lowtide.plan.core.planner import Progress
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.kusumoto_lower_sets.budget import minimum_budget
 from lowtide.plan.planners.kusumoto_lower_sets.family import Family
@@ -18,6 +17,7 @@ from lowtide.plan.planners.kusumoto_lower_sets.program import solve
 from lowtide.plan.planners.kusumoto_lower_sets.reduce import Reduced
 from lowtide.plan.planners.kusumoto_lower_sets.strategy import Strategy
 from lowtide.plan.planners.kusumoto_lower_sets.transitions import transitions_of
+from lowtide.progress import Progress
 from lowtide.schedule.expand import expand
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
