@@ -135,7 +135,7 @@ def test_clear_without_a_cache_is_fine():
 
 def test_the_folder_is_the_users_unless_chosen(monkeypatch):
     monkeypatch.delenv("LOWTIDE_CACHE_DIR")
-    monkeypatch.setattr(cache.sys, "platform", "linux")
+    monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_dir() == Path("/somewhere/lowtide")
     monkeypatch.delenv("XDG_CACHE_HOME")
