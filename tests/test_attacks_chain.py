@@ -401,7 +401,7 @@ def test_one_block_many_times(kind: type[Stateful]) -> None:
 
 
 def test_the_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowtide.blocks.python_state.snapshot.Snapshot.put", lambda self: None)
+    monkeypatch.setattr("lowtide.blocks.python_state.snapshot.Snapshot.restore", lambda self: None)
     with pytest.raises(AssertionError):
         assert_like_plain(lambda: [Calls() for _ in range(4)])
 

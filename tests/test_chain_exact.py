@@ -446,13 +446,13 @@ def test_what_fits_runs_plainly() -> None:
 
 
 def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowtide.blocks.execute import tape as executor
+    from lowtide.blocks.execute import call_state as executor
 
-    monkeypatch.setattr(executor, "put_random", lambda places, states: None)
+    monkeypatch.setattr(executor, "restore_random_states", lambda places, states: None)
     with pytest.raises(AssertionError, match="differs"):
         assert_chain_exact([Residual() for _ in range(4)], random_batches())
     monkeypatch.undo()
-    monkeypatch.setattr("lowtide.blocks.block.position._track", lambda norms, on: None)
+    monkeypatch.setattr("lowtide.blocks.block.position._track_statistics", lambda norms, on: None)
     with pytest.raises(AssertionError, match=r"running_mean|num_batches"):
         assert_chain_exact([Residual() for _ in range(4)], random_batches())
 

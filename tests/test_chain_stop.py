@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import lowtide
 from chain_cases import BATCH, DIM, Counting, Pair, Residual, WithExtra, assert_chain_exact, random_batches
 from lowtide import errors
-from lowtide.blocks.profile.chain_graph import BACKWARD, FORWARD, GRADIENTS, INSIDE, joined
+from lowtide.blocks.policy import EARLY_STOP
+from lowtide.blocks.profile.chain_graph import ChainOp, OpRole, joined
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.progress import Progress, silent
@@ -39,7 +40,7 @@ class EveryBlock(AbstractPlanner):
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop early in blocks that are too small for it to be worth the while, too."""
-    monkeypatch.setattr("lowtide.blocks.profile.early_stop._RUN_SECONDS", -1.0)
+    monkeypatch.setattr("lowtide.blocks.profile.unit_costs.EARLY_STOP", replace(EARLY_STOP, run_seconds=-1.0))
 
 
 class Ops(TorchDispatchMode):
@@ -295,14 +296,14 @@ def test_forward_hooks_do_not_run_where_a_run_has_stopped() -> None:
 
 
 def test_ops_that_belong_together_are_joined() -> None:
-    steps = [(INSIDE, 0), (FORWARD, 0), (INSIDE, 1), (FORWARD, 1)]
-    steps += [(BACKWARD, 1), (GRADIENTS, 1), (BACKWARD, 0), (GRADIENTS, 0)]
+    steps = [ChainOp(role, k) for k in (0, 1) for role in (OpRole.INSIDE, OpRole.FORWARD)]
+    steps += [ChainOp(role, k) for k in (1, 0) for role in (OpRole.BACKWARD, OpRole.GRADIENTS)]
     backward = (1, 2, 3, 4, 0, 5, 2, 6, 7)
     assert joined(steps, Schedule((0, 1, 2, 3), backward)) == Schedule((0, 1, 2, 3), (0, 1, 2, 3, 4, 5, 0, 6, 7))
 
 
 def test_it_is_left_where_it_is_not_worth_the_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowtide.blocks.profile.early_stop._RUN_SECONDS", 1.0)
+    monkeypatch.setattr("lowtide.blocks.profile.unit_costs.EARLY_STOP", replace(EARLY_STOP, run_seconds=1.0))
     plan = assert_chain_exact([mlp() for _ in range(4)], random_batches(), planner=EveryBlock())
     assert plan.num_recomputed
     assert not stopped(plan)

@@ -3,7 +3,7 @@ import torch
 
 from costs_helpers import CPU, aten, call, fake, heads, index, program
 from lowtide.costs.analytic import analytic_costs, estimate
-from lowtide.costs.devices import DEVICES, device_figures, nearest, recognise
+from lowtide.costs.device_table import DEVICES, device_figures, nearest, recognise
 from lowtide.errors import InvalidOptionError
 
 T4 = DEVICES["t4"]

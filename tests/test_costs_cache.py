@@ -1,6 +1,7 @@
 import json
 import os
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_an_unwritable_folder_is_reported_once_and_survived(folder):
 
 
 def test_the_oldest_entries_go_first(monkeypatch):
-    monkeypatch.setattr(cache, "_MAX_OPS", 3)
+    monkeypatch.setattr(cache, "LIMITS", replace(cache.LIMITS, ops=3))
     for name in "abcd":
         CostCache("here").add({name: COST})
     store = CostCache("here")
@@ -110,7 +111,7 @@ def test_the_oldest_entries_go_first(monkeypatch):
 
 
 def test_the_oldest_files_go_first(monkeypatch, folder):
-    monkeypatch.setattr(cache, "_MAX_FILES", 2)
+    monkeypatch.setattr(cache, "LIMITS", replace(cache.LIMITS, files=2))
     for age, name in enumerate("abc"):
         store = CostCache(name)
         store.add({"op": COST})

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from costs_helpers import CPU, FAKE, aten, call, fake, index, mask, mixed_ops, ops, program
-from lowtide.costs import measured, resolve_costs
+from lowtide.costs import clock, measured
 from lowtide.costs.measured import materialize
-from lowtide.costs.op import signature, tensors_in
+from lowtide.costs.op import signature
+from lowtide.costs.resolve import resolve_costs
 from lowtide.errors import InvalidGraphError, InvalidOptionError, LowtideWarning, MeasureError
 from lowtide.graph.costs import Costs
 from lowtide.measure import measure_peak, run_with_peak
+from lowtide.pytorch.nested import tensors_in
 
 MIB = 2**20
 OPS = [pytest.param(one, id=f"{one[0]}-{k}") for k, one in enumerate(ops(torch.float32))]
@@ -79,13 +81,18 @@ def test_equal_ops_are_measured_once(monkeypatch):
     monkeypatch.setattr(measured, "_measure", lambda one, *_: seen.append(one) or measured.OpCost(1.0, 0))
     same = [call(aten.relu.default, fake(3, 3)) for _ in range(4)]
     costs = measured.measure_costs(program(*same, call(aten.relu.default, fake(3, 3).t())), cache=False)
-    assert len(seen) == 2 * measured._SWEEPS
+    assert len(seen) == 2 * clock.OPS.sweeps
     assert costs.seconds == (1.0,) * 5
 
 
 def test_a_time_spoilt_in_one_sweep_does_not_count(monkeypatch):
-    times = [9.0] * measured._FEW + [1.0] * measured._FEW + [1.1] * measured._FEW + [8.0] * measured._FEW
-    monkeypatch.setattr(measured, "_seconds", lambda run, device: times.pop(0))
+    times = (
+        [9.0] * clock.OPS.repeats.fewest
+        + [1.0] * clock.OPS.repeats.fewest
+        + [1.1] * clock.OPS.repeats.fewest
+        + [8.0] * clock.OPS.repeats.fewest
+    )
+    monkeypatch.setattr(measured, "seconds_of", lambda run, device: times.pop(0))
     asked = []
     monkeypatch.setattr(measured, "_workspace_bytes", lambda run, inputs, device: asked.append(run) or 4)
     two = program(call(aten.relu.default, fake(3)), call(aten.relu.default, fake(4)))

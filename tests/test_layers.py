@@ -27,7 +27,9 @@ LAYERS = {
     "lowtide.plan": (
         *("core", "diagnose", "search", "bounds", "orders", "planners", "auto", "registry", "solve", "plan_cache"),
     ),
-    "lowtide.blocks": ("python_state", "block", "profile", "execute", "chain", "unroll", "layers"),
+    "lowtide.blocks": (
+        *("policy", "refusals", "python_state", "block", "profile", "execute", "chain", "unroll", "layers"),
+    ),
 }
 TORCH_FREE = LAYERS["lowtide"][: LAYERS["lowtide"].index("pytorch")]
 # What only the parts at the top may use: integrations need libraries that users may not have.

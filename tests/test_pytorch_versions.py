@@ -249,9 +249,9 @@ def test_supported_versions_say_nothing(monkeypatch: pytest.MonkeyPatch, version
 DOORS = [
     "import lowtide; lowtide.measure_peak",
     "import lowtide; lowtide.chain",
-    "import lowtide.blocks.profile.captured_chain",
+    "import lowtide.blocks.profile.chain_profile",
     "import lowtide.blocks.block.autograd_piece",
-    "import lowtide.costs.devices",
+    "import lowtide.costs.device_table",
     "import lowtide.lower.execute",
     "import lowtide.capture.build_program",
     "import lowtide.runtime.session",

@@ -12,6 +12,7 @@ from lowtide.blocks.chain import Chain
 from lowtide.blocks.unroll import Output, Unrolled
 from lowtide.errors import InvalidModelError
 from lowtide.plan.core.planner import AbstractPlanner
+from lowtide.pytorch.module_parts import children
 from lowtide.settings import Settings
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -48,7 +49,7 @@ def chain(
             raises if they were changed in a way that PyTorch does not notice (`parameter.data.clamp_()`).
     """
     if isinstance(blocks, nn.Sequential | nn.ModuleList):
-        names, given = list(blocks._modules), list(blocks._modules.values())
+        names, given = list(children(blocks)), list(children(blocks).values())
     elif isinstance(blocks, list | tuple):
         names, given = [str(number) for number in range(len(blocks))], list(blocks)
     else:

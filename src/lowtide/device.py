@@ -28,7 +28,8 @@ def as_device(device: Device | None = None) -> torch.device:
     None means the current CUDA device if this process has used CUDA, else the CPU.
     """
     if device is None:
-        device = "cuda" if torch.cuda.is_initialized() else "cpu"
+        used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # PyTorch does not annotate it
+        device = "cuda" if used else "cpu"
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise InvalidInputError(f"Device {str(device)!r} is not served: lowtide plans for cpu and cuda devices.")
@@ -50,12 +51,12 @@ def round_bytes(number: int, device: Device) -> int:
 
 
 def sums_rows_first(device: Device) -> bool:
-    """Whether the backward of softmax on `device` is known to read all of a row before it writes into it."""
+    """Return True if the backward of softmax on `device` is known to read all of a row before it writes into it."""
     return as_device(device).type == "cpu"
 
 
 def can_be_hollow(device: Device) -> bool:
-    """Whether `hollow` can make tensors for ops on `device`."""
+    """Return True if `hollow` can make tensors for ops on `device`."""
     return as_device(device).type == "cpu" and hasattr(mmap, "MAP_PRIVATE")
 
 

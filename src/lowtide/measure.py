@@ -99,8 +99,13 @@ class Recording:
     inside_bytes: dict[str, int]
 
 
+def is_profiled() -> bool:
+    """Return True if a profiler records the caller's thread."""
+    return _profiler_enabled()
+
+
 def can_record(device: torch.device) -> bool:
-    """Whether `record_parts` can be used now: on the CPU, and while nobody else profiles."""
+    """Return True if `record_parts` can be used now: on the CPU, and while nobody else profiles."""
     return device.type == "cpu" and not _profiler_enabled()
 
 

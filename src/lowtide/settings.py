@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lowtide.costs import check_source
+from lowtide.costs.resolve import check_source
 from lowtide.errors import InvalidBudgetError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.plan import registry

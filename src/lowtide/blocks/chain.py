@@ -1,35 +1,41 @@
-"""A chain of blocks as a module: every training call is planned by block, not by op, and runs in eager mode."""
+"""A chain of blocks as a module. Every training call is planned block by block, not op by op; it runs in eager mode."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide import device as devices
+from lowtide.blocks import refusals as refused
 from lowtide.blocks.block.contents import contents_of
 from lowtide.blocks.block.position import Arguments
 from lowtide.blocks.block.side_effects import Autocast, autocast_now
-from lowtide.blocks.block.tensor_spec import Block, State, aliases_of, as_state, is_usual, kind_of, label_of, specs_of
+from lowtide.blocks.block.tensor_spec import (
+    Block,
+    State,
+    aliases_of,
+    as_state,
+    is_dense_tensor,
+    kind_of,
+    label_of,
+    specs_of,
+)
 from lowtide.blocks.execute.chain_program import ChainProgram
-from lowtide.blocks.profile.captured_chain import Blocks, Captured, capture_chain
+from lowtide.blocks.policy import PLANNING
 from lowtide.blocks.profile.chain_graph import ChainGraph, chain_graph, joined
+from lowtide.blocks.profile.chain_profile import Blocks, ChainProfile, profile_chain
 from lowtide.errors import (
-    InfeasibleBudgetError,
     InvalidInputError,
     InvalidModelError,
     InvalidOptionError,
     LowtideError,
-    UnsupportedBackwardError,
 )
 from lowtide.plan import registry
 from lowtide.plan.auto.planner import Auto
@@ -39,74 +45,18 @@ from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import infeasible
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress, ProgressLine
+from lowtide.pytorch.dispatch_modes import in_forward_ad, in_func_transform
+from lowtide.pytorch.module_parts import (
+    buffers,
+    child_ids,
+    children,
+    parameters,
+    parameters_in,
+    parametrizations_are_cached,
+)
+from lowtide.pytorch.nested import tree_leaves
+from lowtide.pytorch.tensor_versions import is_traceable_wrapper_subclass
 from lowtide.settings import Settings
-
-
-def check_call(state: Sequence[Tensor], leaves: Sequence[Tensor], modules: Iterable[nn.Module]) -> None:
-    """Raise if a call that needs gradients cannot be one node of the autograd graph."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise UnsupportedBackwardError(
-            "A chain was called in training inside a transform of torch.func (grad, vjp, jvp, vmap, ...), which cannot "
-            "go through it: it recomputes in a backward of its own. Use loss.backward() or torch.autograd.grad, or "
-            "transform a function that calls the blocks one after the other."
-        )
-    if forward_ad._current_level >= 0:
-        raise UnsupportedBackwardError(
-            "A chain was called in training inside torch.autograd.forward_ad.dual_level(); it has no derivatives in "
-            "forward mode. Call the blocks one after the other there, or put the chain in eval mode."
-        )
-    for number, tensor in enumerate(state):
-        if not is_usual(tensor):
-            raise _unusual(f"Input {number} of the chain", tensor)
-    for tensor in leaves:
-        if not is_usual(tensor):
-            raise _unusual("An extra argument of the chain that needs a gradient", tensor)
-    if parametrize._cache_enabled and any(parametrize.is_parametrized(module) for module in modules):
-        raise InvalidModelError(
-            "A chain with parametrised modules was called in training inside torch.nn.utils.parametrize.cached(). "
-            "Repeated runs would read weights of the first one, with its graph. Leave cached() out around the chain."
-        )
-
-
-def check_modules(modules: Iterable[nn.Module], loose: Iterable[Tensor]) -> None:
-    """Raise if a module has tensors that cannot be looked at: without a shape, or of a class of their own."""
-    for module in modules:
-        if isinstance(module, torch.jit.ScriptModule):
-            raise InvalidModelError(
-                f"The chain has a {module.original_name} of TorchScript, which changes its code, and with it the last "
-                "bits of its results, in its first few runs. Use the plain module."
-            )
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                _check_tensor(f"{type(module).__name__}.{name}", tensor)
-    for tensor in loose:
-        _check_tensor("A tensor that a block refers to", tensor)
-
-
-def _check_tensor(name: str, tensor: Any) -> None:
-    if is_lazy(tensor):
-        raise InvalidModelError(
-            f"{name} has no shape yet: a lazy module gets it in its first run. Run the chain once without gradients "
-            "(with torch.no_grad(): model(x)) before the optimizer is made and training begins."
-        )
-    if is_traceable_wrapper_subclass(tensor):
-        raise InvalidModelError(
-            f"{name} is a {type(tensor).__name__}, not a plain tensor. Chains of sharded or quantised modules are not "
-            "supported; use plain parameters."
-        )
-
-
-def _unusual(what: str, tensor: Tensor) -> InvalidInputError:
-    return InvalidInputError(
-        f"{what} is {kind_of(tensor)}; a chain takes dense tensors of the class torch.Tensor, for only those come out "
-        "of it as they would without it. Convert it: tensor.as_subclass(torch.Tensor), or tensor.to_dense()."
-    )
-
-
-# Planners that put something between the two ops of a backward are asked again for a little less.
-_ATTEMPTS = 4
-# How much effort `auto` makes for chains.
-_BRIEF = 1 / 3
 
 
 class Chain(nn.Module):
@@ -175,7 +125,7 @@ class PlannedBlocks:
         emits: int = 0,
         verify: bool = False,
     ) -> None:
-        _check(names, blocks, emits)
+        _check_blocks(names, blocks, emits)
         self.settings, self.emits, self.verify = settings, emits, verify
         self._names, self._blocks = tuple(names), tuple(blocks)
         distinct = list({id(block): block for block in blocks}.values())
@@ -196,7 +146,7 @@ class PlannedBlocks:
             return self._plain(state, self._arguments(state, extras, keywords))
         if torch.compiler.is_compiling():
             # The compiler leaves out what it must not look into.
-            return torch.compiler.disable(self._train)(state, extras, keywords)
+            return _not_compiled(self._train)(state, extras, keywords)
         return self._train(state, extras, keywords)
 
     def _train(self, state: tuple[Any, ...], extras: Iterable[Any] | None, keywords: dict[str, Any]) -> Any:
@@ -205,7 +155,7 @@ class PlannedBlocks:
         marks, watched = self._watched()
         if not (arguments.leaves or any(tensor.requires_grad for tensor in (*state, *watched))):
             return self._plain(state, arguments)
-        check_call(state, arguments.leaves, self._modules)
+        _check_call(state, arguments.leaves, self._modules)
         autocast = autocast_now(tensor.device for tensor in (*state, *watched[:1]))
         program = self._program(state, arguments, autocast, marks)
         if program is None:
@@ -235,7 +185,7 @@ class PlannedBlocks:
             )
         values = [value for row in rows for value in row]
         if keywords:
-            values += pytree.tree_leaves(keywords)
+            values += tree_leaves(keywords)
         leaves = {id(value): value for value in values if isinstance(value, Tensor) and value.requires_grad}
         return Arguments(rows, keywords, list(leaves.values()))
 
@@ -262,13 +212,10 @@ class PlannedBlocks:
 
     def _watched(self) -> tuple[tuple[Any, ...], list[Tensor]]:
         """Return what the blocks are at present, to compare, and all their parameters."""
-        children = [id(child) for module in self._modules for child in module._modules.values()]
-        if children != self._children:
+        if child_ids(self._modules) != self._children:
             self._modules = _all_modules(self._roots)
-            self._children = [id(child) for module in self._modules for child in module._modules.values()]
-        tensors = self._loose + [
-            each for module in self._modules for each in module._parameters.values() if each is not None
-        ]
+            self._children = child_ids(self._modules)
+        tensors = self._loose + parameters_in(self._modules)
         modes = [module.training for module in self._modules]
         return (*modes, *map(id, tensors), *(each.requires_grad for each in tensors)), tensors
 
@@ -276,7 +223,7 @@ class PlannedBlocks:
         self, state: State, arguments: Arguments, autocast: Autocast, marks: tuple[Any, ...]
     ) -> ChainProgram | None:
         """Return the program for such a call, or None if nothing needs to be recomputed."""
-        flat = pytree.tree_leaves(arguments.keywords) if arguments.keywords else ()
+        flat = tree_leaves(arguments.keywords) if arguments.keywords else ()
         index = {id(leaf): number for number, leaf in enumerate(arguments.leaves)}
         key = (
             specs_of(state),
@@ -292,28 +239,28 @@ class PlannedBlocks:
         return self._programs[key]
 
     def _plan(self, state: State, arguments: Arguments, autocast: Autocast) -> ChainProgram | None:
-        check_modules(self._modules, self._loose)
+        _check_modules(self._modules, self._loose)
         with ProgressLine() as progress:
-            captured = self._look(state, arguments, autocast, progress)
-            if not any(figures.gives for figures in captured.figures):
+            profile = self._profile(state, arguments, autocast, progress)
+            if not any(costs.gives for costs in profile.costs):
                 return None
-            made = chain_graph(captured)
+            made = chain_graph(profile)
             plan = self._solve(made, state[0].device, progress)
         self.plans.append(plan)
         if not plan.num_recomputed:
             return None
-        return ChainProgram.make(captured.positions, made.steps, plan.schedule)
+        return ChainProgram.make(profile.positions, made.ops, plan.schedule)
 
-    def _look(self, state: State, arguments: Arguments, autocast: Autocast, progress: Progress) -> Captured:
-        """Return the chain as it was looked at; what a block raises arrives as in a plain loop."""
+    def _profile(self, state: State, arguments: Arguments, autocast: Autocast, progress: Progress) -> ChainProfile:
+        """Return what the chain costs; an exception of a block arrives as in a plain loop."""
         blocks = Blocks.of(self._names, self._blocks, self.emits)
         try:
-            return capture_chain(blocks, state, arguments, autocast, progress)
+            return profile_chain(blocks, state, arguments, autocast, progress)
         except (LowtideError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             failed = error
-        # Nothing is left of the look. Blocks before the one that failed have run in plain training, once.
+        # Profiling has left nothing behind. In plain training the blocks before the one that failed have run once.
         try:
             with torch.no_grad():
                 self._plain(state, arguments)
@@ -329,14 +276,16 @@ class PlannedBlocks:
         problem = Problem(made.graph, made.costs, 1)
         problem = replace(problem, budget_bytes=self._budget_bytes(problem, device))
         budget = problem.budget_bytes
-        for _ in range(_ATTEMPTS):
-            found = solve(replace(problem, budget_bytes=budget), _brief(self.settings.planner), progress, throw=False)
+        for _ in range(PLANNING.attempts):
+            found = solve(
+                replace(problem, budget_bytes=budget), _with_less_effort(self.settings.planner), progress, throw=False
+            )
             plan = replace(_as_run(made, problem, found), planner=registry.name_of(self.settings.planner))
             if problem.fits(plan.trace) or not found.problem.fits(found.trace):
                 break
             budget -= plan.peak_bytes - problem.budget_bytes
         if not problem.fits(plan.trace):
-            raise _infeasible(made, plan)
+            raise infeasible(plan, unit="block")
         return plan
 
     def _budget_bytes(self, problem: Problem, device: torch.device) -> int:
@@ -345,21 +294,19 @@ class PlannedBlocks:
         return devices.free_bytes(device) if budget.is_auto else max(budget.resolve(problem.baseline.peak_bytes), 1)
 
 
-def _brief(planner: AbstractPlanner) -> AbstractPlanner:
-    """Return `planner`, or `auto` with less effort: it asks `rotor`, beside which a long search finds little."""
-    return replace(planner, effort=_BRIEF) if planner is registry.get("auto") and isinstance(planner, Auto) else planner
+def _with_less_effort(planner: AbstractPlanner) -> AbstractPlanner:
+    """Return `planner`, or `auto` with less effort if the user did not set its effort."""
+    if planner is registry.get("auto") and isinstance(planner, Auto):
+        return replace(planner, effort=PLANNING.auto_effort)
+    return planner
 
 
 def _as_run(made: ChainGraph, problem: Problem, plan: Plan) -> Plan:
     """Return `plan` as it will run: the two ops of a position's forward or backward are one call."""
-    schedule = joined(made.steps, plan.schedule)
+    schedule = joined(made.ops, plan.schedule)
     if schedule == plan.schedule and problem == plan.problem:
         return plan
     return replace(plan, problem=problem, schedule=schedule, trace=problem.price(schedule))
-
-
-def _infeasible(made: ChainGraph, plan: Plan) -> InfeasibleBudgetError:
-    return infeasible(plan, unit="block")
 
 
 def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
@@ -370,7 +317,7 @@ def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
         module = stack.pop()
         if id(module) not in found:
             found[id(module)] = module
-            stack += [child for child in module._modules.values() if child is not None]
+            stack += [child for child in children(module).values() if child is not None]
     return list(found.values())
 
 
@@ -380,7 +327,7 @@ def _row(extra: Any) -> tuple[Any, ...]:
     return tuple(extra) if isinstance(extra, tuple | list) else (extra,)
 
 
-def _check(names: Sequence[str], blocks: Sequence[Block], emits: int) -> None:
+def _check_blocks(names: Sequence[str], blocks: Sequence[Block], emits: int) -> None:
     """Raise unless these are blocks that can be chained."""
     if not blocks:
         raise InvalidModelError("The chain is empty: give at least one block, a module or a function.")
@@ -392,3 +339,42 @@ def _check(names: Sequence[str], blocks: Sequence[Block], emits: int) -> None:
             )
     if isinstance(emits, bool) or not isinstance(emits, int) or emits < 0:
         raise InvalidOptionError(f"emits={emits!r} is not a number of tensors of at least 0.")
+
+
+def _check_call(state: Sequence[Tensor], leaves: Sequence[Tensor], modules: Iterable[nn.Module]) -> None:
+    """Raise if a call that needs gradients cannot be one node of the autograd graph."""
+    if in_func_transform():
+        raise refused.function_transform()
+    if in_forward_ad():
+        raise refused.forward_mode()
+    for number, tensor in enumerate(state):
+        if not is_dense_tensor(tensor):
+            raise refused.input_kind(f"Input {number} of the chain", kind_of(tensor))
+    for tensor in leaves:
+        if not is_dense_tensor(tensor):
+            raise refused.input_kind("An extra argument of the chain that needs a gradient", kind_of(tensor))
+    if parametrizations_are_cached() and any(parametrize.is_parametrized(module) for module in modules):
+        raise refused.cached_parametrization()
+
+
+def _check_modules(modules: Iterable[nn.Module], loose: Iterable[Tensor]) -> None:
+    """Raise if a module has tensors that cannot be profiled: without a shape, or of a class of their own."""
+    for module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise refused.script_module(str(module.original_name))
+        for name, tensor in (*parameters(module).items(), *buffers(module).items()):
+            if tensor is not None:
+                _check_tensor(f"{type(module).__name__}.{name}", tensor)
+    for tensor in loose:
+        _check_tensor("A tensor that a block refers to", tensor)
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise refused.lazy_parameter(name)
+    if is_traceable_wrapper_subclass(tensor):
+        raise refused.wrapped_parameter(name, type(tensor).__name__)
+
+
+# PyTorch does not annotate it.
+_not_compiled: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable

@@ -8,24 +8,27 @@ between its layers gets an error and never wrong numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from lowtide.blocks.block.side_effects import RandomStates, generators, take_random
+from lowtide.blocks import refusals as refused
+from lowtide.blocks.block.side_effects import RandomStates, random_devices, read_random_states
 from lowtide.blocks.chain import Chain, PlannedBlocks
-from lowtide.blocks.python_state import refusals as refused
-from lowtide.blocks.python_state.random_streams import States, mark_streams
-from lowtide.blocks.python_state.snapshot import Memory, is_plain, version_of
+from lowtide.blocks.policy import PLANNING
+from lowtide.blocks.python_state.random_streams import StreamStates, mark_streams
+from lowtide.blocks.python_state.snapshot import PythonState, is_plain
 from lowtide.blocks.unroll import Unrolled
 from lowtide.errors import InvalidInputError, InvalidModelError
+from lowtide.plan.core.result import Plan
+from lowtide.pytorch.module_parts import children
+from lowtide.pytorch.nested import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from lowtide.pytorch.tensor_versions import version_of
 from lowtide.settings import Settings
 
 _NAMES = re.compile(r"(layers?|blocks?|h|stages?|resblocks|transformer_blocks|transformer_layers)\d*")
-_LEAST_LAYERS = 2
 _MARK = "_lowtide_chained"
 
 
@@ -36,8 +39,9 @@ def chain_layers(model: nn.Module, settings: Settings, names: Sequence[str], *, 
     found = [_container(model, name) for name in names] if names else _repeated(model)
     if not found:
         raise InvalidModelError(
-            f"{type(model).__name__} has no list of at least {_LEAST_LAYERS} layers of one class under a usual name "
-            '(layers, blocks, h, ...). Name the one to chain: lowtide.chain_layers(model, "encoder.parts", budget=...).'
+            f"{type(model).__name__} has no list of at least {PLANNING.least_layers} layers of one class under a "
+            "usual name (layers, blocks, h, ...). Name the one to chain: "
+            'lowtide.chain_layers(model, "encoder.parts", budget=...).'
         )
     if len(found) > 1 and settings.budget is not None and settings.budget.fraction is None:
         raise InvalidModelError(
@@ -49,12 +53,13 @@ def chain_layers(model: nn.Module, settings: Settings, names: Sequence[str], *, 
         parent = model.get_submodule(name.rpartition(".")[0])
         made: nn.Module
         if type(container) is nn.Sequential:
-            made = Chain(list(container._modules), list(container._modules.values()), settings, verify=verify)
+            layers = _layers_of(container)
+            made = Chain(list(layers), list(layers.values()), settings, verify=verify)
         else:
             made = ChainedLayers(container, settings, name, verify=verify)
             made.watch(model)
         made.train(container.training)
-        parent._modules[name.rpartition(".")[2]] = made
+        children(parent)[name.rpartition(".")[2]] = made
         undo.append((parent, name.rpartition(".")[2], container, made))
     model.__dict__[_MARK] = undo
     return [name for name, _ in found]
@@ -66,7 +71,7 @@ def unchain_layers(model: nn.Module) -> None:
         if isinstance(made, ChainedLayers):
             made.unwatch()
         container.train(made.training)
-        parent._modules[name] = container
+        children(parent)[name] = container
 
 
 def chains_in(model: Any) -> list[Chain | ChainedLayers | Unrolled]:
@@ -80,13 +85,13 @@ def _repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
     found: list[tuple[str, nn.Module]] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer, _ in found)
-        children = list(module._modules.values())
+        layers = list(children(module).values())
         if (
             not inside
             and type(module) in (nn.ModuleList, nn.Sequential)
             and _NAMES.fullmatch(name.rpartition(".")[2])
-            and len(children) >= _LEAST_LAYERS
-            and len({type(child) for child in children}) == 1
+            and len(layers) >= PLANNING.least_layers
+            and len({type(layer) for layer in layers}) == 1
             and any(parameter.requires_grad for parameter in module.parameters())
         ):
             found.append((name, module))
@@ -101,33 +106,43 @@ def _container(model: nn.Module, name: str) -> tuple[str, nn.Module]:
         raise InvalidModelError(
             f"{type(model).__name__} has no part called {name!r}. Lists of layers found: {', '.join(near) or 'none'}."
         ) from None
-    if type(module) not in (nn.ModuleList, nn.Sequential) or not name or not len(module):
+    if type(module) not in (nn.ModuleList, nn.Sequential) or not name or not children(module):
         raise InvalidModelError(
-            f"{name or 'The model'!r} is a {type(module).__name__} with {len(module._modules)} parts; layers to chain "
+            f"{name or 'The model'!r} is a {type(module).__name__} with {len(children(module))} parts; layers to chain "
             "must be an nn.ModuleList or an nn.Sequential that is part of the model. Give a list of blocks to "
             "lowtide.chain instead."
         )
     return name, module
 
 
+def _layers_of(container: nn.Module) -> Mapping[str, nn.Module]:
+    """Return the layers of a list by name; one that is None fails when it is called, as in the list itself."""
+    return cast("Mapping[str, nn.Module]", children(container))
+
+
 class ChainedLayers(nn.ModuleList):
     """A list of layers that runs as a chain while its model is called in training."""
 
+    _adapters: list[_Layer]
+    _planned: PlannedBlocks
+
     def __init__(self, layers: nn.Module, settings: Settings, name: str, *, verify: bool = False) -> None:
-        super().__init__(layers._modules.values())
-        names = [f"{name}.{number}" for number in layers._modules]
-        self.__dict__["_adapters"] = [_Layer(layer) for layer in layers._modules.values()]
+        own = _layers_of(layers)
+        super().__init__(own.values())
+        names = [f"{name}.{number}" for number in own]
+        # Past `nn.Module.__setattr__`: the layers are a part of this module under one name only.
+        self.__dict__["_adapters"] = [_Layer(layer) for layer in own.values()]
         self.__dict__["_planned"] = PlannedBlocks(names, self._adapters, settings, verify=verify)
         self._active = 0
         self._calls: list[_Call] = []
         self._places: tuple[torch.device, ...] = ()
         self._random: RandomStates = ()
         self._drawn = False
-        self._streams: States = ()
+        self._streams: StreamStates = ()
         self._handles: list[Any] = []
 
     @property
-    def plans(self) -> list[Any]:
+    def plans(self) -> list[Plan]:
         """The plans made so far."""
         return self._planned.plans
 
@@ -139,7 +154,7 @@ class ChainedLayers(nn.ModuleList):
         ]
 
     def unwatch(self) -> None:
-        """Leave the model alone."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -181,9 +196,9 @@ class ChainedLayers(nn.ModuleList):
             )
         self._calls.append(_noted(number, args, kwargs, self._adapters[number].layer))
         if not number:
-            self._places = generators(self.parameters())
+            self._places = random_devices(self.parameters())
             self._streams = mark_streams()
-        before, self._random = self._random, take_random(self._places)
+        before, self._random = self._random, read_random_states(self._places)
         self._drawn = bool(number) and (self._drawn or not _same(before, self._random))
         if number < len(self) - 1:
             return Promise(number)
@@ -201,7 +216,7 @@ class ChainedLayers(nn.ModuleList):
                 f"The first layer was called with a {type(state).__name__}; chained layers take a tensor first."
             )
         result = self._planned((state,), [call.extras for call in calls], {}, training=self.training)
-        drew = self._drawn and not _same(self._random, take_random(self._places))
+        drew = self._drawn and not _same(self._random, read_random_states(self._places))
         if drew or (self._drawn and self._streams != mark_streams()):
             raise InvalidModelError(
                 "The model draws random numbers between its layers, as dropping layers at random does, and the layers "
@@ -223,14 +238,14 @@ class _Call:
         self.state, self.extras = state, extras
         self._tensors = [value for value in extras if isinstance(value, Tensor)]
         self._versions = [version_of(tensor) for tensor in self._tensors]
-        self._memory = Memory((layer, *(value for value in extras if not is_plain(value))))
-        self._then = self._memory.present()
+        self._python_state = PythonState((layer, *(value for value in extras if not is_plain(value))))
+        self._then = self._python_state.snapshot()
 
     def check(self, number: int) -> None:
         """Raise if the model has changed something since that the layer would see only now."""
         if [version_of(tensor) for tensor in self._tensors] != self._versions:
             raise _changed_since(number, "a tensor that it was given")
-        if self._memory.present() is not self._then:
+        if self._python_state.snapshot() is not self._then:
             raise _changed_since(number, "an attribute of it or of something that it reads")
 
 
@@ -260,7 +275,7 @@ def _noted(number: int, args: tuple[Any, ...], kwargs: dict[str, Any], layer: nn
             f"Layer {number} was not called with the output of layer {number - 1}, so the layers are no chain. "
             "lowtide.unwrap(model) undoes the chain."
         )
-    given = (kwargs.get("past_key_values"), kwargs.get("past_key_value"))
+    given: tuple[Any, ...] = (kwargs.get("past_key_values"), kwargs.get("past_key_value"))
     # Some models pass it by position; then it is known by what it can do.
     given += tuple(value for value in (*args, *kwargs.values()) if hasattr(value, "get_seq_length"))
     if (cache := next((value for value in given if value is not None), None)) is not None:
@@ -268,7 +283,7 @@ def _noted(number: int, args: tuple[Any, ...], kwargs: dict[str, Any], layer: nn
             f"The layers were given a {type(cache).__name__} of past keys and values, which they would extend again "
             "when they are recomputed. Call the model with use_cache=False."
         )
-    leaves, structure = pytree.tree_flatten((args, kwargs))
+    leaves, structure = tree_flatten((args, kwargs))
     if any(isinstance(leaf, Promise) for leaf in leaves):
         raise InvalidModelError(f"Layer {number} takes the output of an earlier layer twice; that is no chain.")
     return _Call(state, (_Form(name, structure), *leaves), layer)
@@ -280,7 +295,7 @@ class _Form:
     It notes whether the layer returned its output in a tuple.
     """
 
-    def __init__(self, name: str, structure: Any) -> None:
+    def __init__(self, name: str, structure: TreeSpec) -> None:
         self.name, self.structure = name, structure
         self.returns_tuple = False
 
@@ -294,24 +309,24 @@ class _Layer(nn.Module):
 
     def forward(self, state: Tensor, form: _Form, *leaves: Any) -> Tensor:
         """Return the layer's output."""
-        args, kwargs = pytree.tree_unflatten(list(leaves), form.structure)
-        result = self.layer(**{form.name: state}, **kwargs) if form.name else self.layer(state, *args, **kwargs)
+        args, kwargs = tree_unflatten(list(leaves), form.structure)
+        result: Any = self.layer(**{form.name: state}, **kwargs) if form.name else self.layer(state, *args, **kwargs)
         if not _is_unchanged((args, kwargs), leaves, form.structure):
             raise refused.argument(type(self.layer).__name__)
         form.returns_tuple = isinstance(result, tuple | list)
         if not form.returns_tuple:
-            return result
-        if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tuple(result[1:]))):
+            return cast("Tensor", result)
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(tuple(result[1:]))):
             raise InvalidModelError(
                 f"{type(self.layer).__name__} returns tensors beside its output; chained layers return their output "
                 "only. Switch off what makes them return more (attention weights, caches)."
             )
-        return result[0]
+        return cast("Tensor", result[0])
 
 
 def _is_unchanged(given: Any, leaves: Sequence[Any], structure: Any) -> bool:
-    """Whether lists and dictionaries that a layer was given still have the same in them."""
-    now, as_now = pytree.tree_flatten(given)
+    """Return True if lists and dictionaries that a layer was given still have the same in them."""
+    now, as_now = tree_flatten(given)
     return as_now == structure and all(one is other for one, other in zip(now, leaves, strict=True))
 
 

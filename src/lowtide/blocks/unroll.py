@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from lowtide.blocks.block.tensor_spec import State, as_state
 from lowtide.blocks.chain import PlannedBlocks
+from lowtide.blocks.policy import PLANNING
 from lowtide.errors import InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.plan.core.result import Plan
 from lowtide.settings import Settings
 
-# As many stretches as the planner for chains tells apart.
-_STRETCHES = 150
 _CELLS = (nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 Output = Callable[..., Tensor] | str | None
 
 
 class Unrolled(nn.Module):
     """A cell, a stack of cells or a step function, run over the time steps of a sequence within a budget."""
+
+    _time: _Stretch
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Unrolled(nn.Module):
             raise InvalidOptionError(f"chunk={chunk!r} is not a number of time steps of at least 1.")
         if not (output is None or output == "first" or callable(output)):
             raise InvalidOptionError(f'output={output!r} is not "first", None or a function of the state.')
-        time = _Time(step, output)
+        time = _Stretch(step, output)
         # The cells are a part of this module under one name only.
         self.__dict__["_time"] = time
         self.step = time.step
@@ -62,8 +63,8 @@ class Unrolled(nn.Module):
         if self._batch_first:
             sequence = sequence.transpose(0, 1)
         steps = sequence.shape[0]
-        chunk = self._chunk or -(-steps // _STRETCHES)
-        parts = sequence.split(chunk)
+        chunk = self._chunk or -(-steps // PLANNING.stretches)
+        parts = torch.split(sequence, chunk)
         if len(parts) not in self._chains:
             names = [f"steps {k * chunk}-{min((k + 1) * chunk, steps) - 1}" for k in range(len(parts))]
             self._chains[len(parts)] = PlannedBlocks(
@@ -79,8 +80,10 @@ class Unrolled(nn.Module):
         return outputs, self._time.shaped(as_state(found, "The last step"))
 
 
-class _Time(nn.Module):
+class _Stretch(nn.Module):
     """One stretch of time as a block: the state goes in and comes out, and the stretch's inputs come beside it."""
+
+    step: Callable[..., Any]
 
     def __init__(self, step: Callable[..., Any] | Sequence[nn.Module], output: Output) -> None:
         super().__init__()
@@ -94,7 +97,8 @@ class _Time(nn.Module):
                 "step(x, *state) that returns the next state."
             )
         self.step = step
-        self._cells = tuple(step) if isinstance(step, nn.ModuleList) else (step,) if isinstance(step, _CELLS) else ()
+        cells = tuple(step) if isinstance(step, nn.ModuleList) else (step,) if isinstance(step, _CELLS) else ()
+        self._cells = cast("tuple[nn.RNNCellBase, ...]", cells)
         self._output = output
         self.emits = 0 if output is None else 1
 

@@ -48,7 +48,7 @@ def _options(command: argparse.ArgumentParser) -> Options:
 
 
 def _values(action: argparse.Action) -> tuple[str, ...] | None:
-    from lowtide.costs.devices import DEVICES
+    from lowtide.costs.device_table import DEVICES
 
     if action.choices:
         return tuple(map(str, action.choices))

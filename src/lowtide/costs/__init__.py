@@ -1,56 +1,9 @@
-"""What each op of a program costs: measured on this device, or worked out for another one."""
+"""What each op of a program costs: measured on this device, or worked out for another one.
 
-# ruff: noqa: E402 - the check comes before what it checks
-from __future__ import annotations
+`resolve` takes what the user asks for. `measured` runs ops, by the `clock` that blocks are timed by too, and keeps what
+it finds in `cache`; `analytic` works costs out from `device_table`. All tell calls apart as `op` says.
+"""
 
 from lowtide.pytorch.required import check_pytorch
 
 check_pytorch()
-
-from lowtide.costs.analytic import analytic_costs
-from lowtide.costs.devices import DEVICES, recognise
-from lowtide.costs.measured import measure_costs
-from lowtide.costs.op import Calls
-from lowtide.errors import InvalidOptionError
-from lowtide.graph.costs import Costs, check_costs
-from lowtide.progress import Progress, silent
-
-__all__ = ["DEVICES", "analytic_costs", "check_source", "measure_costs", "resolve_costs"]
-
-
-def resolve_costs(program: Calls, costs: str | Costs, progress: Progress = silent) -> Costs:
-    """Return the costs that `costs` asks for.
-
-    Args:
-        program: The captured program.
-        costs: "measured", "analytic" (for the program's own device), the name of a device to work them out for, or
-            ready costs, which are checked.
-        progress: Is told what is being done.
-    """
-    if isinstance(costs, Costs):
-        check_costs(program.graph, costs)
-        return costs
-    check_source(costs)
-    source = costs.strip().lower()
-    if source == "measured":
-        return measure_costs(program, progress=progress)
-    progress("estimating op costs")
-    return analytic_costs(program, _own_device(program) if source == "analytic" else source)
-
-
-def check_source(costs: str) -> None:
-    """Raise `InvalidOptionError` unless `costs` is "measured", "analytic" or the name of a device in the table."""
-    if not isinstance(costs, str) or costs.strip().lower() not in {"measured", "analytic", *DEVICES}:
-        raise InvalidOptionError(
-            f'costs={costs!r} is not known; there are "measured", "analytic" and the devices {", ".join(DEVICES)}.'
-        )
-
-
-def _own_device(program: Calls) -> str:
-    figures = recognise(program.device)
-    if figures is None:
-        raise InvalidOptionError(
-            f'costs="analytic" has no figures for {program.device}. Use "measured", or name the device most like it: '
-            f"{', '.join(DEVICES)}."
-        )
-    return figures.name

@@ -12,28 +12,37 @@ exponentials).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import flop_registry
 
-from lowtide.capture.fused_op import one_by_one
-from lowtide.costs.devices import DeviceFigures, device_figures
-from lowtide.costs.op import Call, Calls, OpCost, signature, tensors_in
+from lowtide.capture.fused_op import Call, one_by_one
+from lowtide.costs.device_table import DeviceFigures, device_figures
+from lowtide.costs.op import Calls, OpCost, signature
 from lowtide.graph.costs import Costs
+from lowtide.pytorch.fake_tensors import FakeTensor, FakeTensorMode
+from lowtide.pytorch.nested import tensors_in
+from lowtide.pytorch.ops import SAME_FLOPS, without_autocast
 
 aten = torch.ops.aten
 
-# Shares of the makers' peaks that large ops reach in practice.
-_ATTAINABLE_FLOPS = 0.6
-_ATTAINABLE_BANDWIDTH = 0.8
 
-# Ops that the flop counter lacks, and the one whose arguments and arithmetic are the same.
-_SAME_FLOPS: dict[Any, Any] = {
-    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
-}
+@dataclass(frozen=True, slots=True)
+class Attainable:
+    """Shares of the makers' peaks that ops reach in practice. Plans depend on ratios of costs, so these are rough.
+
+    Attributes:
+        flops: Large products reach about 60 % of the arithmetic that a data sheet promises.
+        bandwidth: Streaming through memory reaches about 80 %.
+    """
+
+    flops: float = 0.6
+    bandwidth: float = 0.8
+
+
+ATTAINABLE = Attainable()
 
 # Workspace from the bytes of each input tensor and of each result.
 _WORKSPACE: dict[Any, Callable[[list[int], list[int]], int]] = {
@@ -73,12 +82,12 @@ def estimate(call: Call, figures: DeviceFigures) -> OpCost:
 
 def _estimate_one(call: Call, figures: DeviceFigures) -> OpCost:
     result = _fake_result(call)
-    inputs, results = list(tensors_in(call[1:])), list(tensors_in(result))
+    inputs, results = tensors_in(call[1:]), tensors_in(result)
     moved = sum(map(_nbytes, inputs)) + sum(map(_nbytes, results))
     flops = _flops(call, result)
     dtype = next((tensor.dtype for tensor in (*inputs, *results) if tensor.is_floating_point()), torch.float32)
-    computing = flops / (_ATTAINABLE_FLOPS * figures.flops_of(dtype))
-    moving = moved / (_ATTAINABLE_BANDWIDTH * figures.bandwidth)
+    computing = flops / (ATTAINABLE.flops * figures.flops_of(dtype))
+    moving = moved / (ATTAINABLE.bandwidth * figures.bandwidth)
     return OpCost(figures.overhead_seconds + max(computing, moving), _workspace_bytes(call, inputs, results))
 
 
@@ -88,7 +97,7 @@ def _fake_result(call: Call) -> Any:
     fakes = (tensor for tensor in tensors_in((args, kwargs)) if isinstance(tensor, FakeTensor))
     mode = next((fake.fake_mode for fake in fakes), None) or FakeTensorMode()
     try:
-        with mode, torch.no_grad(), torch._C._DisableAutocast():
+        with mode, torch.no_grad(), without_autocast():
             return target(*args, **kwargs)
     except Exception:  # What an op without a fake implementation raises is not specified.
         return None
@@ -97,7 +106,7 @@ def _fake_result(call: Call) -> Any:
 def _flops(call: Call, result: Any) -> int:
     target, args, kwargs = call
     packet = getattr(target, "overloadpacket", target)
-    formula = flop_registry.get(_SAME_FLOPS.get(packet, packet))
+    formula = flop_registry.get(SAME_FLOPS.get(packet, packet))
     if formula is not None and result is not None:
         return int(formula(*args, **kwargs, out_val=result))
     return sum(tensor.numel() for tensor in tensors_in(result))

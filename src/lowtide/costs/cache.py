@@ -12,6 +12,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,22 @@ from lowtide.files import cache_dir, replace_text
 
 # To be raised when figures measured by an earlier lowtide no longer mean the same.
 _VERSION = 2
-_MAX_OPS = 20_000
-_MAX_FILES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLimits:
+    """How large the cache may grow.
+
+    Attributes:
+        ops: In one file; 20,000 distinct ops are those of about a hundred models.
+        files: One for each environment; a user has a few devices, thread counts and versions in use.
+    """
+
+    ops: int = 20_000
+    files: int = 32
+
+
+LIMITS = CacheLimits()
 _warned: set[Path] = set()
 
 
@@ -63,7 +78,7 @@ class CostCache:
         }
         # Another process may have written since this one read; its figures are kept.
         merged = {**self._ops, **self._read(), **fresh}
-        self._ops = dict(list(merged.items())[-_MAX_OPS:])
+        self._ops = dict(list(merged.items())[-LIMITS.ops :])
         self._write()
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -103,7 +118,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _prune(folder: Path) -> None:
     newest_first = sorted(_files(folder), key=lambda file: file.stat().st_mtime, reverse=True)
-    for file in newest_first[_MAX_FILES:]:
+    for file in newest_first[LIMITS.files :]:
         file.unlink(missing_ok=True)
 
 

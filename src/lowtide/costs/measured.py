@@ -6,27 +6,29 @@ without; the number of threads changes it. That is why running ops one by one pr
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from lowtide import device as devices
-from lowtide.capture.fused_op import in_sequence
+from lowtide.capture.fused_op import Call, in_sequence
 from lowtide.costs.analytic import estimate
 from lowtide.costs.cache import CostCache
-from lowtide.costs.devices import nearest
-from lowtide.costs.op import Call, Calls, OpCost, signature, takes_graphs, target_name, tensors_in
+from lowtide.costs.clock import OPS, seconds_of
+from lowtide.costs.device_table import nearest
+from lowtide.costs.op import Calls, OpCost, signature, takes_graphs, target_name
 from lowtide.errors import LowtideWarning, MeasureError
 from lowtide.graph.costs import Costs
 from lowtide.measure import run_with_peak
 from lowtide.progress import Progress, silent
+from lowtide.pytorch.nested import tensors_in, tree_leaves
 
+# So many random numbers are drawn and then repeated: enough that no op sees a pattern, few enough to be drawn quickly.
 _BLOCK = 1 << 16
 
 # Positions of the weight and of the first of two saved statistics. With inputs of lower precision than the weight, as
@@ -49,7 +51,7 @@ def materialize(call: Call, truth: bool | None = None) -> Call:
     """
     made: dict[int, torch.Tensor] = {}
     if truth is not None:
-        flags = [leaf for leaf in pytree.tree_leaves(call[1:]) if isinstance(leaf, torch.Tensor) and _is_flag(leaf)]
+        flags = [leaf for leaf in tree_leaves(call[1:]) if isinstance(leaf, torch.Tensor) and _is_flag(leaf)]
         made = {id(flag): torch.full(flag.shape, truth, dtype=torch.bool, device=flag.device) for flag in flags}
     if call[0] is not in_sequence:
         return _real_call(call, made)
@@ -116,14 +118,6 @@ def _filled(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tenso
     return filled
 
 
-# An op is timed for _ENOUGH_SECONDS (less if there are many ops), and up to _PATIENCE times as long until its two
-# shortest times agree, which on a busy machine they may not do soon. The first run is often slow, so there are at least
-# _FEW. All ops are timed in _SWEEPS: what disturbs the machine for a second spoils all times of an op, rarely twice.
-_SWEEPS = 2
-_ENOUGH_SECONDS, _ALL_SECONDS = 0.01, 2.0
-_PATIENCE = 5
-_FEW, _MANY = 3, 50
-
 _FREE = OpCost(0.0, 0)
 
 
@@ -169,7 +163,7 @@ def _look_up(calls: dict[str, Call], device: torch.device, progress: Progress, c
     failures: dict[str, str] = {}
     try:
         if missing:
-            _measure_apart(missing, device, progress, fresh, failures)
+            _measure_in_thread(missing, device, progress, fresh, failures)
     finally:
         if store is not None:
             store.add(fresh)
@@ -177,7 +171,7 @@ def _look_up(calls: dict[str, Call], device: torch.device, progress: Progress, c
     return {**known, **fresh, **{key: estimate(calls[key], nearest(device)) for key in failures}}
 
 
-def _measure_apart(
+def _measure_in_thread(
     calls: dict[str, Call],
     device: torch.device,
     progress: Progress,
@@ -210,8 +204,8 @@ def _measure_all(
     failures: dict[str, str],
     stop: Event,
 ) -> None:
-    enough = min(_ENOUGH_SECONDS, _ALL_SECONDS / len(calls)) / _SWEEPS
-    for sweep in range(_SWEEPS):
+    enough = min(OPS.repeats.seconds, OPS.program_seconds / len(calls)) / OPS.sweeps
+    for sweep in range(OPS.sweeps):
         for number, (key, call) in enumerate(calls.items(), start=1):
             if stop.is_set():
                 return
@@ -231,7 +225,7 @@ def _measure_all(
 def _measure(call: Call, device: torch.device, enough: float, known: OpCost | None = None) -> OpCost:
     """Return the cost of one call, timed for `enough` seconds; of what is `known` only the time is measured again.
 
-    Where booleans choose between graphs, the dearer choice counts.
+    Where booleans choose between graphs, the more expensive choice counts.
     """
     choices = (True, False) if takes_graphs(call) else (None,)
     found = [_measure_choice(materialize(call, choice), device, enough, known) for choice in choices]
@@ -245,11 +239,11 @@ def _measure_choice(call: Call, device: torch.device, enough: float, known: OpCo
     def run() -> Any:
         return target(*args, **kwargs)
 
-    times = [_seconds(run, device)]
+    times = [seconds_of(run, device)]
     workspace_bytes = known.workspace_bytes if known else _workspace_bytes(run, (args, kwargs), device)
-    while len(times) < _FEW or (len(times) < _MANY and sum(times) < (enough if _agree(times) else _PATIENCE * enough)):
-        times.append(_seconds(run, device))
-    # Whatever else the machine does only adds time.
+    brief, long = replace(OPS.repeats, seconds=enough), replace(OPS.repeats, seconds=OPS.patience * enough)
+    while (brief if OPS.agree(times) else long).wants_more(len(times), sum(times)):
+        times.append(seconds_of(run, device))
     return OpCost(min(times) if known is None else min(known.seconds, *times), workspace_bytes)
 
 
@@ -264,20 +258,6 @@ def _workspace_bytes(run: Callable[[], Any], inputs: Any, device: torch.device) 
         if pointer not in before and tensor.device.type == device.type
     )
     return max(0, peak - left)
-
-
-def _seconds(run: Callable[[], Any], device: torch.device) -> float:
-    devices.synchronize(device)
-    start = time.perf_counter()
-    run()
-    devices.synchronize(device)
-    return time.perf_counter() - start
-
-
-def _agree(times: list[float]) -> bool:
-    """Whether the two shortest of at least three times are about the same."""
-    shortest, second = sorted(times)[:2] if len(times) > 2 else (0.0, 1.0)
-    return second <= 1.3 * shortest
 
 
 def _warn(failures: dict[str, str], calls: dict[str, Call]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils import _pytree as pytree
 
 from lowtide.capture.fused_op import Call, Made
 from lowtide.graph.ir import Graph, OpId
+from lowtide.pytorch.nested import tree_leaves
+from lowtide.pytorch.ops import is_op
 
 
 class Calls(Protocol):
@@ -45,7 +46,7 @@ class OpCost:
 
 def target_name(target: Callable[..., Any]) -> str:
     """Return the name of what is called, such as "aten.mm.default"."""
-    return str(target) if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", repr(target))
+    return str(target) if is_op(target) else getattr(target, "__name__", repr(target))
 
 
 def signature(call: Call) -> str:
@@ -62,17 +63,6 @@ def signature(call: Call) -> str:
     return f"{target_name(target)}({', '.join(words)})"
 
 
-def tensors_in(structure: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors inside nested arguments or results."""
-    if isinstance(structure, torch.Tensor):
-        yield structure
-    elif isinstance(structure, list | tuple):
-        for item in structure:
-            yield from tensors_in(item)
-    elif isinstance(structure, dict):
-        yield from tensors_in(list(structure.values()))
-
-
 def _text(arg: Any) -> str:
     if isinstance(arg, torch.Tensor):
         return _tensor_text(arg)
@@ -86,7 +76,7 @@ def _text(arg: Any) -> str:
         return repr(arg)
     if isinstance(arg, Made):
         return f"made {arg.index} as {_tensor_text(arg.fake)}"
-    if isinstance(arg, torch._ops.OpOverload):
+    if is_op(arg):
         return target_name(arg)
     if isinstance(arg, torch.dtype | torch.layout | torch.memory_format):
         return str(arg).removeprefix("torch.")
@@ -102,8 +92,8 @@ def graph_digest(module: torch.fx.GraphModule) -> str:
 
 
 def takes_graphs(call: Call) -> bool:
-    """Whether the call runs graphs of ops that are its arguments, as `cond`, `while_loop` and `scan` do."""
-    return any(isinstance(leaf, torch.fx.GraphModule) for leaf in pytree.tree_leaves(call[1:]))
+    """Return True if the call runs graphs of ops that are its arguments, as `cond`, `while_loop` and `scan` do."""
+    return any(isinstance(leaf, torch.fx.GraphModule) for leaf in tree_leaves(call[1:]))
 
 
 def _tensor_text(tensor: torch.Tensor) -> str:

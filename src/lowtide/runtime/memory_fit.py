@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from lowtide.analysis.batch_search import BatchFit, Trial, search
-from lowtide.costs.devices import device_figures
+from lowtide.costs.device_table import device_figures
 from lowtide.device import round_bytes
 from lowtide.errors import (
     InvalidBudgetError,

@@ -9,7 +9,7 @@ import torch
 
 from lowtide import device as devices
 from lowtide.capture.program import Program
-from lowtide.costs import resolve_costs
+from lowtide.costs.resolve import resolve_costs
 from lowtide.errors import InfeasibleBudgetError, LowtideError, PlanFileError, warn
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan

@@ -1,1 +1,1 @@
-"""One block by itself: its tensors, its piece of the autograd graph, how it runs without side effects."""
+"""One block by itself: what it is made of, its own autograd graph, and how it runs at its place in the chain."""

@@ -1,23 +1,24 @@
-"""One block's own piece of the autograd graph: cut off at its inputs, entered again later by its gradients.
+"""The autograd graph of one run of a block, which ends at the block's inputs and is differentiated by itself.
 
-`begin` makes tensors that record gradients but hold no data of their own beyond the input they stand for, so that an
-input which nothing saves is freed as in plain training. `end` keeps the way back from a block's results without
-keeping the results. `differentiate` goes that way.
+`begin` makes tensors at which such a graph begins. They share the data of the inputs and hold nothing else, so an input
+that autograd does not save is freed as in plain training. `end` returns the graph behind a block's results without
+keeping the results. `differentiate` runs backward through it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, _engine_run_backward, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, saved_tensors_hooks
 
-from lowtide.blocks.block.deferred_saves import Blanks
-from lowtide.blocks.block.tensor_spec import storage_key
+from lowtide.blocks.block.deferred_saves import DeferredSaves
+from lowtide.pytorch.autograd_graph import gradients_from
+from lowtide.pytorch.storages import storage_key
 
 Gradients = list[Tensor | None]
 # What makes results of `_Begin` need a gradient; never differentiated.
@@ -25,57 +26,59 @@ _ANCHOR = torch.empty(0, requires_grad=True)
 
 
 class _Begin(torch.autograd.Function):
-    """Passes tensors on; the graph behind it is of no interest."""
+    """The node at which the graph of a block begins; it returns its inputs."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return `tensors` as results of this node."""
         del ctx, anchor
         return tuple(tensor.detach() for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Never run: gradients are taken where they arrive here."""
-        raise AssertionError("gradients are captured before this node")
+        """Never run: the engine returns the gradients that arrive here."""
+        raise AssertionError("gradients are profile before this node")
 
 
 class _End(torch.autograd.Function):
-    """Hands gradients to the tensors it was made from; the engine alone owns them then, and frees them early."""
+    """The node at which backward of a block begins; the engine alone owns the gradients it hands on, and frees them."""
 
     @staticmethod
-    def forward(ctx: Any, box: list[Gradients], *ends: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, box: list[Gradients], *ends: Tensor) -> Tensor:
         """Return a tensor without elements, to start backward from."""
         ctx.box = box
         return ends[0].new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return what is in the box."""
         del gradient
         return (None, *ctx.box.pop())
 
 
-# Past a check for transforms of functions, which blocks are not part of: it takes longer than the rest of the call.
-_begin, _end = super(torch.autograd.Function, _Begin).apply, super(torch.autograd.Function, _End).apply
+# `Function.apply` first checks for transforms of torch.func, which a chain refuses anyway. The check takes longer than
+# the rest of the call, so the method of the class behind it is called.
+_begin: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Begin).apply
+_end: Callable[..., Tensor] = super(torch.autograd.Function, _End).apply
 
 
 @dataclass(slots=True)
-class Kept:
-    """What is left of a block's run: the way from its results back to its inputs.
+class BlockGraph:
+    """The autograd graph of one run of a block, from its results back to its inputs.
 
     Attributes:
         start: A tensor without elements that stands for all results; None if no result needs a gradient.
         box: Takes the gradients of the results when backward begins.
         edges: Where the gradients of the inputs arrive.
-        state: Takes the tensors that the block was run on, if they were not kept.
-        blanks: Where a later run puts what autograd saves, if the first one did not keep it.
+        state: Takes the tensors that the block was run on, if they were not saved.
+        deferred: Where a later run puts what autograd saves, if the first one did not keep it.
     """
 
     start: Tensor | None
     box: list[Gradients]
     edges: list[GradientEdge]
     state: list[Tensor]
-    blanks: Blanks | None = None
+    deferred: DeferredSaves | None = None
 
 
 def begin(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[GradientEdge]]:
@@ -84,24 +87,27 @@ def begin(tensors: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], list[GradientE
         return (), []
     started = _begin(_ANCHOR, *tensors)
     node = started[0].grad_fn
+    assert node is not None, "the anchor needs a gradient"
     return started, [GradientEdge(node, index) for index in range(len(started))]
 
 
-def end(results: Sequence[Tensor], shared: Sequence[Tensor], edges: list[GradientEdge], state: list[Tensor]) -> Kept:
-    """Return the way back from `results`; `state` is the list that `apart` was given.
+def end(
+    results: Sequence[Tensor], shared: Sequence[Tensor], edges: list[GradientEdge], state: list[Tensor]
+) -> BlockGraph:
+    """Return the graph behind `results`; `state` is the list that `state_not_saved` was given.
 
     Sums of gradients that other blocks have begun enter at `shared`, before this block adds to them: the additions
     happen in the order of plain training, one by one.
     """
     if not results:
-        return Kept(None, [], edges, state)
+        return BlockGraph(None, [], edges, state)
     box: list[Gradients] = []
-    return Kept(_end(box, *results, *shared), box, edges, state)
+    return BlockGraph(_end(box, *results, *shared), box, edges, state)
 
 
 @contextmanager
-def apart(state: Sequence[Tensor], supply: list[Tensor]) -> Iterator[None]:
-    """Let autograd save places instead of the tensors in `state`; `supply` must hold their like in backward."""
+def state_not_saved(state: Sequence[Tensor], supply: list[Tensor]) -> Iterator[None]:
+    """Make autograd save places instead of the tensors in `state`; in backward `supply` must hold equal tensors."""
     places = {storage_key(tensor): index for index, tensor in enumerate(state)}
     offsets = [tensor.storage_offset() for tensor in state]
 
@@ -116,7 +122,8 @@ def apart(state: Sequence[Tensor], supply: list[Tensor]) -> Iterator[None]:
             return packed
         index, size, stride, offset = packed
         base = supply[index]
-        return base.as_strided(size, stride, base.storage_offset() + offset)
+        view: Tensor = base.as_strided(size, stride, base.storage_offset() + offset)
+        return view
 
     # The block may go back through a part of its own graph while it runs.
     supply[:] = state
@@ -127,39 +134,16 @@ def apart(state: Sequence[Tensor], supply: list[Tensor]) -> Iterator[None]:
         supply.clear()
 
 
-@contextmanager
-def hooks_off(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Keep hooks on `parameters` from seeing what single blocks contribute: they are for the whole gradient."""
-    hooked = [each for each in parameters if each._backward_hooks]
-    contents = [dict(each._backward_hooks) for each in hooked]
-    for each in hooked:
-        each._backward_hooks.clear()
-    try:
-        yield
-    finally:
-        for each, hooks in zip(hooked, contents, strict=True):
-            each._backward_hooks.update(hooks)
-
-
 def differentiate(
-    kept: Kept, gradients: Gradients, parameters: Sequence[Tensor], *, retain: bool = False
+    graph: BlockGraph, gradients: Gradients, parameters: Sequence[Tensor], *, retain: bool = False
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of the inputs behind `kept`, then those of `parameters`.
+    """Return the gradients of the inputs of `graph`, then those of `parameters`.
 
     `gradients` are those of the results, then the sums so far of what is shared; the list is emptied, so that nothing
     holds them longer than needed.
     """
-    if kept.start is None:
-        return [None] * (len(kept.edges) + len(parameters))
-    kept.box.append(gradients.copy())
+    if graph.start is None:
+        return [None] * (len(graph.edges) + len(parameters))
+    graph.box.append(gradients.copy())
     gradients.clear()
-    # As torch.autograd.grad does it, without checking once more what is known: it is called for every block.
-    return _engine_run_backward(
-        (kept.start,),
-        (kept.start.detach(),),
-        retain,
-        False,
-        (*kept.edges, *parameters),
-        True,
-        accumulate_grad=False,
-    )
+    return gradients_from(graph.start, graph.start.detach(), (*graph.edges, *parameters), retain=retain)

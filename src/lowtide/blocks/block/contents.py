@@ -11,6 +11,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from lowtide.blocks.block.tensor_spec import Block, spec_of
+from lowtide.pytorch.module_parts import (
+    buffers,
+    children,
+    forward_hooks,
+    forward_pre_hooks,
+    parameters,
+    parameters_in,
+)
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
 # Attributes that number the layers of a model.
@@ -40,8 +48,8 @@ class Contents:
 
     def parameters(self) -> list[Tensor]:
         """Return parameters and loose tensors, each once."""
-        found = (tensor for module in self.modules for tensor in module._parameters.values() if tensor is not None)
-        return list({id(tensor): tensor for tensor in (*found, *self.tensors)}.values())
+        found = (*parameters_in(self.modules), *self.tensors)
+        return list({id(tensor): tensor for tensor in found}.values())
 
 
 def contents_of(block: Block) -> Contents:
@@ -61,7 +69,7 @@ def contents_of(block: Block) -> Contents:
         seen.add(id(thing))
         if isinstance(thing, nn.Module):
             modules[id(thing)] = thing
-            stack += [child for child in reversed(list(thing._modules.values())) if child is not None]
+            stack += [child for child in reversed(list(children(thing).values())) if child is not None]
         elif isinstance(thing, Tensor):
             tensors[id(thing)] = thing
         else:
@@ -121,18 +129,18 @@ def _walk(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     while stack:
         path, each = stack.pop()
         yield path, each
-        stack += [(f"{path}.{name}", child) for name, child in each._modules.items() if child is not None]
+        stack += [(f"{path}.{name}", child) for name, child in children(each).items() if child is not None]
 
 
 def _own_key(module: nn.Module, path: str) -> tuple[Any, ...]:
-    owned = (("parameters", module._parameters), ("buffers", module._buffers))
+    owned = (("parameters", parameters(module)), ("buffers", buffers(module)))
     tensors = tuple((kind, name, spec_of(t)) for kind, own in owned for name, t in own.items() if t is not None)
     settings = tuple(
         (name, _comparable(value))
         for name, value in sorted(vars(module).items())
         if not name.startswith("_") and name not in _NUMBERS
     )
-    hooks = tuple(map(id, (*module._forward_hooks.values(), *module._forward_pre_hooks.values())))
+    hooks = tuple(map(id, (*forward_hooks(module).values(), *forward_pre_hooks(module).values())))
     return path, type(module), module.training, tensors, settings, hooks
 
 

@@ -1,4 +1,4 @@
-"""A place in the chain: the blocks that run there as one, and which tensors around them need gradients."""
+"""A position of the chain: the blocks that run there as one, which tensors need gradients, and how it is run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
-from torch.utils import _pytree as pytree
 
-from lowtide.blocks.block.autograd_piece import Gradients, Kept, begin, differentiate, end
-from lowtide.blocks.block.autograd_piece import apart as kept_apart
+from lowtide.blocks import refusals as refused
+from lowtide.blocks.block.autograd_piece import (
+    BlockGraph,
+    Gradients,
+    begin,
+    differentiate,
+    end,
+    state_not_saved,
+)
 from lowtide.blocks.block.contents import Contents, statistics_norms
-from lowtide.blocks.block.deferred_saves import Blanks
-from lowtide.blocks.block.side_effects import Owner, buffers_replaced, cloned, generators
+from lowtide.blocks.block.deferred_saves import DeferredSaves
+from lowtide.blocks.block.side_effects import Owner, buffers_replaced, cloned, random_devices
 from lowtide.blocks.block.tensor_spec import Block, State, as_state
-from lowtide.blocks.python_state import refusals as refused
-from lowtide.blocks.python_state.snapshot import Memory, is_plain
+from lowtide.blocks.python_state.snapshot import PythonState, is_plain
 from lowtide.errors import InvalidModelError
+from lowtide.pytorch.module_parts import buffer, buffers
+from lowtide.pytorch.nested import tree_flatten, tree_leaves, tree_unflatten
+from lowtide.pytorch.tensor_versions import version_of
 
 Extras = tuple[tuple[Any, ...], ...]
 _NOTHING: AbstractContextManager[Any] = nullcontext()
@@ -37,7 +45,7 @@ class Unit:
         labels: How messages call each.
         contents: What they are made of.
         emits: How many tensors at the end of every block's results leave the chain instead of going to the next block.
-        memory: What they remember in Python.
+        python_state: What they remember in Python.
     """
 
     first: int
@@ -46,13 +54,15 @@ class Unit:
     labels: tuple[str, ...]
     contents: Contents
     emits: int = 0
-    memory: Memory = field(default_factory=lambda: Memory(()))
+    python_state: PythonState = field(default_factory=lambda: PythonState(()))
 
-    def memory_for(self, arguments: Arguments) -> Memory:
+    def python_state_for(self, arguments: Arguments) -> PythonState:
         """Return what they remember, their arguments in a call included."""
         if arguments.plain:
-            return self.memory
-        return Memory((*self.blocks, *arguments.extras[self.first : self.first + len(self.blocks)], arguments.keywords))
+            return self.python_state
+        return PythonState(
+            (*self.blocks, *arguments.extras[self.first : self.first + len(self.blocks)], arguments.keywords)
+        )
 
     def call(self, state: State, extras: Extras, keywords: Mapping[str, Any]) -> tuple[State, State]:
         """Return the state after the blocks, and what they emit."""
@@ -78,8 +88,8 @@ class Arguments:
         extras: For every block, its own arguments.
         keywords: Keyword arguments that all blocks take.
         leaves: The tensors in both that need a gradient, each once.
-        plain: Whether nothing in both can be changed by a block but by writing over tensors; found by itself.
-        others: The tensors in both that need no gradient; found by itself.
+        plain: Whether a block can change nothing in both but the contents of tensors; worked out from the rest.
+        others: The tensors in both that need no gradient; worked out from the rest.
     """
 
     extras: Extras
@@ -89,9 +99,9 @@ class Arguments:
     others: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Find out whether blocks can change something in it."""
+        """Work out whether blocks can change something in it."""
         self.plain = all(map(is_plain, self.extras)) and all(map(is_plain, self.keywords.values()))
-        flat = pytree.tree_leaves((self.extras, self.keywords)) if any(self.extras) or self.keywords else ()
+        flat = tree_leaves((self.extras, self.keywords)) if any(self.extras) or self.keywords else ()
         self.others = [value for value in flat if isinstance(value, Tensor) and not value.requires_grad]
 
     def places(self, first: int, last: int) -> tuple[list[tuple[int, int, int]], list[tuple[int, int]]]:
@@ -103,7 +113,7 @@ class Arguments:
             for argument, value in enumerate(self.extras[block])
             if id(value) in index
         ]
-        flat = pytree.tree_leaves(self.keywords) if self.keywords else []
+        flat = tree_leaves(self.keywords) if self.keywords else []
         return own, [(place, index[id(value)]) for place, value in enumerate(flat) if id(value) in index]
 
 
@@ -128,12 +138,12 @@ class Position:
         random: Whether it draws random numbers.
         draws: Whether it draws those of Python or numpy.
         stores: Whether it stores tensors in Python that need no gradient.
-        rewinds: Whether what it remembers is to be put back after every run.
+        rewinds: Whether its Python state is to be restored after every run.
         changing: Buffers that it changes, apart from those of normalisations.
         stops: Whether a run for its backward only stops where the last tensor that backward reads is made.
-        norms: Normalisations whose statistics it updates; found by itself.
-        constant: Its other buffers; found by itself.
-        places: Devices whose generators it may draw from; found by itself.
+        norms: Normalisations whose statistics it updates; worked out from the rest.
+        constant: Its other buffers; worked out from the rest.
+        places: Devices whose generators it may draw from; worked out from the rest.
     """
 
     unit: Unit
@@ -162,7 +172,7 @@ class Position:
     def __post_init__(self) -> None:
         """Find the buffers that recomputation must leave alone."""
         modules = self.unit.contents.modules
-        self.places = generators((*self.parameters, *self.unit.contents.parameters()))
+        self.places = random_devices((*self.parameters, *self.unit.contents.parameters()))
         self.norms = statistics_norms(modules)
         # In eval mode they are read.
         taken = {id(module) for module in self.norms if module.training} | {id(module) for module, _ in self.changing}
@@ -170,7 +180,7 @@ class Position:
             (module, name)
             for module in modules
             if id(module) not in taken
-            for name, tensor in module._buffers.items()
+            for name, tensor in buffers(module).items()
             if tensor is not None
         ]
 
@@ -190,33 +200,35 @@ class Position:
             results = self._checked(self.call(entered, arguments, aliases))
         return tuple(tensor.detach() for tensor in results)
 
-    def run_kept(self, state: State, arguments: Arguments, *, apart: bool = False) -> tuple[State, Kept]:
-        """Return all results, and the way back from them to the state before, the leaves and the parameters.
+    def run_recorded(
+        self, state: State, arguments: Arguments, *, supply_state: bool = False
+    ) -> tuple[State, BlockGraph]:
+        """Return all results, and the graph from them back to the state before, the leaves and the parameters.
 
-        If it is to be `apart`, the way back does not hold the state; it must be supplied again in backward.
+        With `supply_state` the graph does not hold the state, which must be supplied again in backward.
         """
         supply: list[Tensor] = []
-        return self._run_recorded(state, arguments, kept_apart(state, supply) if apart else _NOTHING, supply)
+        return self._record(state, arguments, state_not_saved(state, supply) if supply_state else _NOTHING, supply)
 
-    def run_blank(self, state: State, arguments: Arguments) -> tuple[State, Kept]:
-        """Return all results, and the way back from them, to which `fill` must add what backward reads."""
-        statistics = (tensor for norm in self.norms for tensor in norm._buffers.values() if tensor is not None)
-        blanks = Blanks(tuple(statistics))
-        results, kept = self._run_recorded(state, arguments, blanks.left(), [])
-        kept.blanks = blanks
-        return results, kept
+    def run_deferred(self, state: State, arguments: Arguments) -> tuple[State, BlockGraph]:
+        """Return all results, and the graph behind them, to which `fill` must add what backward reads."""
+        statistics = (tensor for norm in self.norms for tensor in buffers(norm).values() if tensor is not None)
+        deferred = DeferredSaves(tuple(statistics))
+        results, graph = self._record(state, arguments, deferred.deferring(), [])
+        graph.deferred = deferred
+        return results, graph
 
-    def _run_recorded(
+    def _record(
         self, state: State, arguments: Arguments, saving: AbstractContextManager[Any], supply: list[Tensor]
-    ) -> tuple[State, Kept]:
+    ) -> tuple[State, BlockGraph]:
         with torch.enable_grad(), saving:
             entered, edges, aliases = self.enter(state, arguments)
             results = self._checked(self.call(entered, arguments, aliases))
             del entered
             shared = [self.parameters[index] for index in self.shared_parameters]
             shared += [aliases[self.leaves[index]] for index in self.shared_leaves]
-            kept = end([results[index] for index in self.gives], shared, edges, supply)
-        return tuple(tensor.detach() for tensor in results), kept
+            graph = end([results[index] for index in self.gives], shared, edges, supply)
+        return tuple(tensor.detach() for tensor in results), graph
 
     def _checked(self, results: State) -> State:
         """Return `results`; raise if their number has changed."""
@@ -227,12 +239,12 @@ class Position:
             f"{self.results}. The number must not change from call to call."
         )
 
-    def fill(self, kept: Kept, state: State, arguments: Arguments, **how: Callable[[], None]) -> None:
-        """Make again what the backward of `kept` reads, and nothing else; see `Blanks.fill`."""
-        assert kept.blanks is not None, "only runs that leave blanks are followed by this"
+    def fill(self, graph: BlockGraph, state: State, arguments: Arguments, **how: Callable[[], None]) -> None:
+        """Compute again what the backward of `graph` reads, and nothing else; see `DeferredSaves.fill`."""
+        assert graph.deferred is not None, "only runs that defer what they save are followed by this"
         with torch.enable_grad():
             entered, _, aliases = self.enter(state, arguments)
-            kept.blanks.fill(lambda: self.call(entered, arguments, aliases), self.unit.labels[-1], **how)
+            graph.deferred.fill(lambda: self.call(entered, arguments, aliases), self.unit.labels[-1], **how)
 
     def enter(self, state: State, arguments: Arguments) -> tuple[State, list[GradientEdge], dict[int, Tensor]]:
         """Return the state and the leaves as the beginning of a graph, and where their gradients will arrive."""
@@ -258,12 +270,12 @@ class Position:
         if not self.rewinds:
             after, emitted = self.unit.call(state, extras, keywords)
             return after + emitted
-        memory = self.unit.memory_for(arguments)
-        before = memory.present()
+        python_state = self.unit.python_state_for(arguments)
+        before = python_state.snapshot()
         try:
             after, emitted = self.unit.call(state, extras, keywords)
         finally:
-            memory.put(before)
+            python_state.restore(before)
         return after + emitted
 
     def _with_aliases(self, arguments: Arguments, aliases: Mapping[int, Tensor]) -> tuple[Extras, Mapping[str, Any]]:
@@ -275,14 +287,14 @@ class Position:
                 rows[block][argument] = aliases[leaf]
             extras = tuple(tuple(row) for row in rows)
         if self.keyword_places:
-            flat, structure = pytree.tree_flatten(keywords)
+            flat, structure = tree_flatten(keywords)
             for place, leaf in self.keyword_places:
                 flat[place] = aliases[leaf]
-            keywords = pytree.tree_unflatten(flat, structure)
+            keywords = tree_unflatten(flat, structure)
         return extras, keywords
 
     def differentiate(
-        self, kept: Kept, gradients: Gradients, sums: Gradients, *, retain: bool = False
+        self, graph: BlockGraph, gradients: Gradients, sums: Gradients, *, retain: bool = False
     ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None]]:
         """Return the gradients of the state before, of the leaves and of the parameters.
 
@@ -292,16 +304,18 @@ class Position:
         entering = [gradients[index] for index in self.gives]
         gradients.clear()
         if all(gradient is None for gradient in entering):
-            found: list[Tensor | None] = [None] * (len(kept.edges) + len(self.parameters))
+            found: list[Tensor | None] = [None] * (len(graph.edges) + len(self.parameters))
             for index, gradient in zip(self._shared_places(), sums, strict=True):
                 found[index] = gradient
             sums.clear()
             return self._split(found)
         entering += sums
         sums.clear()
-        return self._split(differentiate(kept, entering, self.parameters, retain=retain))
+        return self._split(differentiate(graph, entering, self.parameters, retain=retain))
 
-    def _split(self, found: Sequence[Tensor | None]) -> Any:
+    def _split(
+        self, found: Sequence[Tensor | None]
+    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None]]:
         needs, leaves = len(self.needs), len(self.leaves)
         return found[:needs], found[needs : needs + leaves], found[needs + leaves :]
 
@@ -312,38 +326,38 @@ class Position:
         ]
 
     def again(self, stash: Sequence[Tensor]) -> AbstractContextManager[Any]:
-        """Return a context for running it again: statistics are not updated, and `stash` stands in for buffers."""
+        """Return a context for a repeated run: statistics are not updated, and copies of `stash` replace buffers."""
         if not self.norms and not self.changing:
             return _NOTHING
         stack = ExitStack()
         norms = [module for module in self.norms if module.training and module.track_running_stats]
         if norms:
-            stack.callback(_track, norms, True)
-            _track(norms, False)
+            stack.callback(_track_statistics, norms, True)
+            _track_statistics(norms, False)
         if self.changing:
             stack.enter_context(buffers_replaced(self.changing, cloned(stash)))
         return stack
 
     def stash(self) -> list[Tensor]:
         """Return copies of the buffers that it is about to change."""
-        return cloned([module._buffers[name] for module, name in self.changing])
+        return cloned([buffer(module, name) for module, name in self.changing])
 
     def versions(self) -> list[tuple[int, int]]:
         """Return which tensors its other buffers are and how often they were changed."""
-        found = (module._buffers[name] for module, name in self.constant)
-        return [(id(tensor), tensor._version) for tensor in found]
+        found = (buffer(module, name) for module, name in self.constant)
+        return [(id(tensor), version_of(tensor)) for tensor in found]
 
 
 def _is_alike(keywords: Any, given: Any, places: Sequence[tuple[int, int]]) -> bool:
-    """Whether `keywords` are `given` but for the tensors at some places."""
-    (flat, structure), (wanted, as_given) = pytree.tree_flatten(keywords), pytree.tree_flatten(given)
+    """Return True if `keywords` are `given` but for the tensors at some places."""
+    (flat, structure), (wanted, as_given) = tree_flatten(keywords), tree_flatten(given)
     replaced = {place for place, _ in places}
     return structure == as_given and all(
         one is other for place, (one, other) in enumerate(zip(flat, wanted, strict=True)) if place not in replaced
     )
 
 
-def _track(norms: Sequence[nn.Module], on: bool) -> None:
+def _track_statistics(norms: Sequence[nn.Module], on: bool) -> None:
     for module in norms:
-        # Past nn.Module's own way of setting attributes, which takes ten times as long.
+        # `nn.Module.__setattr__` takes ten times as long.
         module.__dict__["track_running_stats"] = on

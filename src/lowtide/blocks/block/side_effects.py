@@ -1,4 +1,4 @@
-"""Running a block without leaving traces: buffers, random number generators and autocast as they should be."""
+"""What a run of a block depends on and may change outside of it: buffers, random generators, autocast."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from lowtide import device as devices
+from lowtide.pytorch.module_parts import buffers
 
 Owner = tuple[nn.Module, str]
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]
 RandomStates = tuple[Tensor, ...]
 
 
-def generators(tensors: Iterable[Any]) -> tuple[torch.device, ...]:
+def random_devices(tensors: Iterable[Any]) -> tuple[torch.device, ...]:
     """Return the devices whose generators a block with such tensors may draw from; the CPU's comes first."""
     found = {tensor.device for tensor in tensors if isinstance(tensor, Tensor) and tensor.device.type == "cuda"}
     return (torch.device("cpu"), *sorted(found, key=str))
 
 
-def take_random(places: Sequence[torch.device]) -> RandomStates:
+def read_random_states(places: Sequence[torch.device]) -> RandomStates:
     """Return the present states of the generators of `places`."""
     return tuple(devices.get_rng_state(place) for place in places)
 
 
-def put_random(places: Sequence[torch.device], states: RandomStates) -> None:
+def restore_random_states(places: Sequence[torch.device], states: RandomStates) -> None:
     """Set the generators of `places`."""
     for place, state in zip(places, states, strict=True):
         devices.set_rng_state(state, place)
@@ -35,20 +36,20 @@ def put_random(places: Sequence[torch.device], states: RandomStates) -> None:
 
 def owners_of(modules: Iterable[nn.Module]) -> list[Owner]:
     """Return every buffer of `modules` as the module that has it and its name there."""
-    return [(module, name) for module in modules for name, tensor in module._buffers.items() if tensor is not None]
+    return [(module, name) for module in modules for name, tensor in buffers(module).items() if tensor is not None]
 
 
 @contextmanager
 def buffers_replaced(owners: Sequence[Owner], contents: Sequence[Tensor]) -> Iterator[None]:
-    """Let the modules in `owners` work with `contents` for a while instead of their own buffers."""
-    own = [module._buffers[name] for module, name in owners]
-    for (module, name), tensor in zip(owners, contents, strict=True):
-        module._buffers[name] = tensor
+    """Make the modules in `owners` use `contents` as their buffers for a while."""
+    own = [buffers(module)[name] for module, name in owners]
+    for (module, name), replacement in zip(owners, contents, strict=True):
+        buffers(module)[name] = replacement
     try:
         yield
     finally:
         for (module, name), tensor in zip(owners, own, strict=True):
-            module._buffers[name] = tensor
+            buffers(module)[name] = tensor
 
 
 def cloned(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What a tensor is apart from its contents, and the state that blocks hand to each other."""
+"""Shape, layout, dtype and device of tensors, and the state that blocks hand to each other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.errors import InvalidModelError
+from lowtide.pytorch.storages import storage_key
 
 State = tuple[Tensor, ...]
 Block = Callable[..., Any]
@@ -33,18 +34,8 @@ def aliases_of(tensors: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(first.setdefault(storage_key(tensor), index) for index, tensor in enumerate(tensors))
 
 
-def storage_key(tensor: Tensor) -> int:
-    """Return a number that tensors share if and only if they share their storage, while they are alive."""
-    return tensor.untyped_storage()._cdata
-
-
-def storage_bytes(tensor: Tensor) -> int:
-    """Return the size of the storage behind `tensor`."""
-    return tensor.untyped_storage().nbytes()
-
-
-def is_usual(tensor: Tensor) -> bool:
-    """Whether `tensor` is a dense one of PyTorch's own class."""
+def is_dense_tensor(tensor: Tensor) -> bool:
+    """Return True if `tensor` is a dense one of PyTorch's own class."""
     return type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
 
 

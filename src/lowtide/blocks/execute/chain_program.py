@@ -1,32 +1,34 @@
 """A schedule of a chain as steps that run in eager mode, inside one node of the autograd graph.
 
-Between forward and backward the states that the schedule keeps are alive, and for positions that keep all, their own
-pieces of autograd graph. Backward runs forward steps again as the schedule says, and takes positions back one by one.
+Between forward and backward the states that the schedule keeps are alive, and the autograd graphs of positions that
+keep all. Backward repeats forward steps as the schedule says, and differentiates positions one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._autograd import _get_current_graph_task_keep_graph
 
-from lowtide.blocks.block.autograd_piece import Kept, hooks_off
+from lowtide.blocks import refusals as refused
+from lowtide.blocks.block.autograd_piece import BlockGraph
 from lowtide.blocks.block.position import Arguments, Position
 from lowtide.blocks.block.side_effects import Autocast, autocast_as
 from lowtide.blocks.block.tensor_spec import State
+from lowtide.blocks.execute.call_state import CallState
 from lowtide.blocks.execute.steps import Step, steps_of
-from lowtide.blocks.execute.tape import Tape
-from lowtide.blocks.python_state import refusals as refused
+from lowtide.blocks.profile.chain_graph import ChainOp
 from lowtide.blocks.python_state.derived_weights import derived_names, refresh
 from lowtide.blocks.python_state.random_streams import mark_streams
-from lowtide.blocks.python_state.snapshot import version_of
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError, VerificationError
 from lowtide.lower.read_checksums import checksum
+from lowtide.pytorch.autograd_graph import graph_is_retained, tensor_hooks_off
+from lowtide.pytorch.module_parts import forward_pre_hooks, parameters
+from lowtide.pytorch.tensor_versions import version_of
 from lowtide.schedule.steps import Schedule
 
 _CHANGED = (
@@ -60,10 +62,10 @@ class ChainProgram:
     derived: tuple[nn.Module, ...] = ()
 
     @staticmethod
-    def make(positions: Sequence[Position], meanings: Sequence[tuple[str, int]], schedule: Schedule) -> ChainProgram:
+    def make(positions: Sequence[Position], meanings: Sequence[ChainOp], schedule: Schedule) -> ChainProgram:
         """Return the program of `schedule`, whose ops do what `meanings` say."""
-        parameters = {id(each): each for position in positions for each in position.parameters}
-        number = {key: index for index, key in enumerate(parameters)}
+        trained = {id(each): each for position in positions for each in position.parameters}
+        number = {key: index for index, key in enumerate(trained)}
         steps = steps_of([meanings[op] for op in schedule.steps], positions)
         boundary = len(schedule.forward)
         emits = [position.unit.emits * len(position.unit.blocks) for position in positions]
@@ -72,7 +74,7 @@ class ChainProgram:
             positions=tuple(positions),
             forward=tuple(step for step in steps[:boundary] if step is not None),
             backward=tuple(step for step in steps[boundary:] if step is not None),
-            parameters=tuple(parameters.values()),
+            parameters=tuple(trained.values()),
             numbers=tuple(tuple(number[id(each)] for each in position.parameters) for position in positions),
             emitted=tuple(zip(places, emits, strict=False)),
             draws=any(position.draws for position in positions),
@@ -80,7 +82,7 @@ class ChainProgram:
                 module
                 for position in positions
                 for module in position.unit.contents.modules
-                if module._forward_pre_hooks and derived_names(module)
+                if forward_pre_hooks(module) and derived_names(module)
             ),
         )
 
@@ -88,9 +90,9 @@ class ChainProgram:
         self, state: State, arguments: Arguments, autocast: Autocast, *, verify: bool = False
     ) -> tuple[Tensor, ...]:
         """Return the state after the chain and what its blocks emit, as one node of the autograd graph."""
-        outputs: tuple[Tensor, ...] = _Chain.apply(
+        outputs: tuple[Tensor, ...] = _run_node(
             self,
-            Tape(self.positions, arguments, autocast, self.draws, verify),
+            CallState(self.positions, arguments, autocast, self.draws, verify),
             len(state),
             *state,
             *arguments.leaves,
@@ -100,36 +102,38 @@ class ChainProgram:
         return outputs
 
 
-class _Chain(torch.autograd.Function):
+class _ChainNode(torch.autograd.Function):
     """The whole chain as one node: inputs, leaves and parameters go in, the last state and what is emitted come out."""
 
     @staticmethod
-    def forward(ctx: Any, program: ChainProgram, tape: Tape, state_size: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(
+        ctx: Any, program: ChainProgram, call: CallState, state_size: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         """Run the forward steps."""
         ctx.set_materialize_grads(False)
-        ctx.program, ctx.tape, ctx.state_size = program, tape, state_size
-        tape.versions = [_mark(tensor) for tensor in tensors]
-        tape.others = [_mark(tensor) for tensor in tape.arguments.others]
-        tape.sums = [checksum(tensor) for tensor in tensors] if tape.verify else []
+        ctx.program, ctx.call, ctx.state_size = program, call, state_size
+        call.versions = [_mark(tensor) for tensor in tensors]
+        call.others = [_mark(tensor) for tensor in call.arguments.others]
+        call.sums = [checksum(tensor) for tensor in tensors] if call.verify else []
         ctx.tensors = tensors
-        tape.states[0] = tuple(tensor.detach() for tensor in tensors[:state_size])
+        call.states[0] = tuple(tensor.detach() for tensor in tensors[:state_size])
         emitted: list[Tensor] = []
         after: State = ()
         mark = () if program.draws else mark_streams()
-        with autocast_as(tape.autocast):
+        with autocast_as(call.autocast):
             for step in program.forward:
-                results = tape.run(step)
+                results = call.run(step)
                 own = program.emitted[step.position][1]
                 after = results[: len(results) - own]
                 if own:
                     emitted += results[len(results) - own :]
                 del results
                 if step.store:
-                    tape.states[step.position + 1] = after
+                    call.states[step.position + 1] = after
         if mark and mark != mark_streams():
             raise refused.drawn()
-        if [_mark(tensor) for tensor in tensors] != tape.versions:
-            raise _changed_itself(tape, ctx.state_size, tensors)
+        if [_mark(tensor) for tensor in tensors] != call.versions:
+            raise _changed_itself(call, ctx.state_size, tensors)
         # Aliases: what is returned becomes part of the caller's graph, which the states must not.
         outputs = tuple(tensor.detach() for tensor in (*after, *emitted))
         ctx.results = len(after)
@@ -144,25 +148,29 @@ class _Chain(torch.autograd.Function):
                 "Second derivatives of a chain are not supported: backward was called with create_graph=True. Call the "
                 "blocks one after the other instead, or leave create_graph out."
             )
-        tape: Tape | None = ctx.tape
-        if tape is None:
+        call: CallState | None = ctx.call
+        if call is None:
             raise UnsupportedBackwardError(
                 "Backward was called a second time on the same call of a chain. Pass retain_graph=True the first time."
             )
-        retain = _get_current_graph_task_keep_graph()
-        for number, (tensor, version) in enumerate(zip(ctx.tensors, tape.versions, strict=True)):
+        retain = graph_is_retained()
+        for number, (tensor, version) in enumerate(zip(ctx.tensors, call.versions, strict=True)):
             if _mark(tensor) != version:
-                raise UnsupportedBackwardError(_changed(tape, ctx.state_size, number, tensor))
-        if [_mark(tensor) for tensor in tape.arguments.others] != tape.others:
+                raise UnsupportedBackwardError(_changed(call, ctx.state_size, number, tensor))
+        if [_mark(tensor) for tensor in call.arguments.others] != call.others:
             raise UnsupportedBackwardError(_CHANGED.format("An extra argument"))
-        for number, (tensor, wanted) in enumerate(zip(ctx.tensors, tape.sums, strict=bool(tape.sums))):
+        for number, (tensor, wanted) in enumerate(zip(ctx.tensors, call.sums, strict=bool(call.sums))):
             if checksum(tensor) != wanted:
-                raise VerificationError(_changed(tape, ctx.state_size, number, tensor))
+                raise VerificationError(_changed(call, ctx.state_size, number, tensor))
         if retain:
-            tape = tape.copy()
+            call = call.copy()
         else:
-            ctx.tape = None
-        return _go_back(ctx.program, tape, ctx.results, list(gradients), retain=retain)
+            ctx.call = None
+        return _run_backward(ctx.program, call, ctx.results, list(gradients), retain=retain)
+
+
+# PyTorch does not annotate `Function.apply`.
+_run_node: Callable[..., tuple[Tensor, ...]] = _ChainNode.apply
 
 
 def _without_gradient(program: ChainProgram, outputs: Sequence[Tensor], size: int) -> list[Tensor]:
@@ -180,45 +188,48 @@ def _mark(tensor: Tensor) -> tuple[int, int]:
     return version_of(tensor), tensor.data_ptr()
 
 
-def _kind(tape: Tape, state_size: int, number: int, tensor: Tensor) -> str:
+def _kind(call: CallState, state_size: int, number: int, tensor: Tensor) -> str:
     if number < state_size:
         return f"Input {number} of the chain"
-    if number < state_size + len(tape.arguments.leaves):
+    if number < state_size + len(call.arguments.leaves):
         return "An extra argument"
-    for position in tape.positions:
+    for position in call.positions:
         for module in position.unit.contents.modules:
-            for name, each in module._parameters.items():
+            for name, each in parameters(module).items():
                 if each is tensor:
                     return f"Parameter {name!r} of a {type(module).__name__} in {position.unit.labels[0]}"
     return "A parameter of the chain"
 
 
-def _changed(tape: Tape, state_size: int, number: int, tensor: Tensor) -> str:
-    return _CHANGED.format(_kind(tape, state_size, number, tensor))
+def _changed(call: CallState, state_size: int, number: int, tensor: Tensor) -> str:
+    return _CHANGED.format(_kind(call, state_size, number, tensor))
 
 
-def _changed_itself(tape: Tape, state_size: int, tensors: Sequence[Tensor]) -> InvalidModelError:
-    changed = [number for number, each in enumerate(tensors) if _mark(each) != tape.versions[number]]
-    what = _kind(tape, state_size, changed[0], tensors[changed[0]])
+def _changed_itself(call: CallState, state_size: int, tensors: Sequence[Tensor]) -> InvalidModelError:
+    changed = [number for number, each in enumerate(tensors) if _mark(each) != call.versions[number]]
+    what = _kind(call, state_size, changed[0], tensors[changed[0]])
     return InvalidModelError(
         f"{what} was changed in place by a block of the chain, which did not when it was looked at. A repeated run "
         "would begin with the new contents; let the block work on a copy."
     )
 
 
-def _go_back(program: ChainProgram, tape: Tape, size: int, gradients: list[Tensor | None], *, retain: bool) -> Any:
+def _run_backward(
+    program: ChainProgram, call: CallState, size: int, gradients: list[Tensor | None], *, retain: bool
+) -> Any:
     """Return the gradients of all tensors that went in."""
-    from_forward = set(tape.kept)
+    from_forward = set(call.graphs)
     emitted, flow = gradients[size:], gradients[:size]
     gradients.clear()
-    sums = _Sums(program, len(tape.arguments.leaves))
+    sums = _Sums(program, len(call.arguments.leaves))
     at = len(program.positions)
-    with autocast_as(tape.autocast), hooks_off(program.parameters):
+    # Hooks on parameters are for the whole gradient, not for what single blocks contribute.
+    with autocast_as(call.autocast), tensor_hooks_off(program.parameters):
         for step in program.backward:
             if not step.back:
-                results = tape.run(step)
+                results = call.run(step)
                 if step.store:
-                    tape.states[step.position + 1] = results[: len(results) - program.emitted[step.position][1]]
+                    call.states[step.position + 1] = results[: len(results) - program.emitted[step.position][1]]
                 del results
                 continue
             position = program.positions[step.position]
@@ -228,15 +239,15 @@ def _go_back(program: ChainProgram, tape: Tape, size: int, gradients: list[Tenso
                 flow = [None] * (position.results - own)
             at = step.position
             flow += emitted[place : place + own]
-            kept = tape.kept.pop(at)
-            if step.apart:
-                kept.state[:] = tape.states[at]
+            graph = call.graphs.pop(at)
+            if step.supply_state:
+                graph.state[:] = call.states[at]
                 if step.drop:
-                    del tape.states[at]
-            flow = sums.back(at, kept, flow, retain=retain and at in from_forward)
-            kept.state.clear()
-            if retain and kept.blanks is not None:
-                kept.blanks.empty()
+                    del call.states[at]
+            flow = sums.back(at, graph, flow, retain=retain and at in from_forward)
+            graph.state.clear()
+            if retain and graph.deferred is not None:
+                graph.deferred.clear()
     return (
         None,
         None,
@@ -255,11 +266,11 @@ class _Sums:
         self.leaves: list[Tensor | None] = [None] * leaves
         self.parameters: list[Tensor | None] = [None] * len(program.parameters)
 
-    def back(self, place: int, kept: Kept, flow: list[Tensor | None], *, retain: bool) -> list[Tensor | None]:
-        """Take one position back and return the gradients of the state before it; `flow` is emptied."""
+    def back(self, place: int, graph: BlockGraph, flow: list[Tensor | None], *, retain: bool) -> list[Tensor | None]:
+        """Differentiate one position and return the gradients of the state before it; `flow` is emptied."""
         position, numbers = self._program.positions[place], self._program.numbers[place]
         begun = self._take(position, numbers)
-        of_state, of_leaves, of_parameters = position.differentiate(kept, flow, begun, retain=retain)
+        of_state, of_leaves, of_parameters = position.differentiate(graph, flow, begun, retain=retain)
         for leaf, gradient in zip(position.leaves, of_leaves, strict=True):
             self.leaves[leaf] = gradient
         for number, gradient in zip(numbers, of_parameters, strict=True):

@@ -1,4 +1,4 @@
-"""Running a unit by itself so that nothing is left of it, and what it would have left."""
+"""Running a unit by itself: everything it could change is restored, and what it would have changed is reported."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ import torch
 from torch import Tensor
 
 from lowtide import device as devices
-from lowtide.blocks.block.autograd_piece import hooks_off
+from lowtide.blocks import refusals as refused
 from lowtide.blocks.block.position import Arguments, Position
 from lowtide.blocks.block.side_effects import (
     Owner,
     RandomStates,
     buffers_replaced,
     cloned,
-    generators,
     owners_of,
-    put_random,
-    take_random,
+    random_devices,
+    read_random_states,
+    restore_random_states,
 )
-from lowtide.blocks.block.tensor_spec import State, is_usual, kind_of, storage_bytes, storage_key
-from lowtide.blocks.python_state import refusals as refused
+from lowtide.blocks.block.tensor_spec import State, is_dense_tensor, kind_of
 from lowtide.blocks.python_state.holders import Holder
-from lowtide.blocks.python_state.random_streams import States, put_streams, take_streams
-from lowtide.blocks.python_state.snapshot import Memory, Path, Snapshot
+from lowtide.blocks.python_state.random_streams import StreamStates, read_streams, restore_streams
+from lowtide.blocks.python_state.snapshot import Path, PythonState, Snapshot, named, why_not_repeatable
 from lowtide.errors import InvalidModelError, LowtideError
+from lowtide.pytorch.autograd_graph import tensor_hooks_off
+from lowtide.pytorch.module_parts import buffer, parameters
+from lowtide.pytorch.storages import storage_bytes, storage_key
 
 
 @dataclass(frozen=True)
-class Left:
-    """What one run leaves behind in Python.
+class RunEffects:
+    """What one run changes outside of its results.
 
     Attributes:
         random: Whether it drew PyTorch's random numbers.
         draws: Whether it drew Python's or numpy's.
-        remembers: Whether it changed what the unit remembers.
+        remembers: Whether it changed the Python state of the unit.
         stores: Whether it stored tensors that were not there before.
         stored_state: Tensors of the state that it stored.
         stored_results: Results that it stored.
@@ -55,7 +57,7 @@ class Left:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class GuardedTensor:
     """A tensor that must not change, with its name, a copy of it, whether it needs a gradient, and where it is."""
 
     name: str
@@ -66,107 +68,120 @@ class Kept:
 
     def error(self, label: str) -> InvalidModelError:
         """Return the error about a block that has changed it."""
-        return refused.parameter(label, self.name) if self.name else refused.overwritten(label, self.path)
+        return refused.parameter(label, self.name) if self.name else refused.overwritten(label, named(self.path))
 
 
 @dataclass
-class Traces:
+class StateBefore:
     """All that a unit could change, as it was before it ran.
 
     Attributes:
         position: The unit at its place.
         owners: Its buffers.
-        memory: What it remembers.
-        before: What it remembered then.
+        python_state: Its Python state.
+        snapshot: That state, as it was.
         places: Devices whose generators it may draw from.
-        random: The states of these.
-        streams: The states of Python's and numpy's.
-        large: What is compared once only, for it is large.
+        random: The states of these generators.
+        streams: The states of Python's and numpy's generators.
+        large: What is too large to be compared in every run.
     """
 
     position: Position
     owners: list[Owner]
-    memory: Memory
-    before: Snapshot
+    python_state: PythonState
+    snapshot: Snapshot
     places: tuple[torch.device, ...]
     random: RandomStates
-    streams: States
+    streams: StreamStates
     large: list[tuple[Path, Holder, Any]] = field(default_factory=list)
 
-    def kept(self) -> list[Kept]:
-        """Return copies of the tensors that it must not change, with their names."""
+    def guarded(self) -> list[GuardedTensor]:
+        """Return the tensors that it must not change, with copies; what is large is read as well."""
         contents = self.position.unit.contents
-        known = {id(tensor): name for module in contents.modules for name, tensor in module._parameters.items()}
+        known = {id(tensor): name for module in contents.modules for name, tensor in parameters(module).items()}
         tensors = {id(tensor): tensor for tensor in contents.parameters()}
-        tensors |= {key: tensor for key, (_, tensor) in self.before.tensors.items()}
+        tensors |= {key: tensor for key, (_, tensor) in self.snapshot.tensors.items()}
         dense = [tensor for tensor in tensors.values() if tensor.layout is torch.strided]
         copies = cloned(dense)
-        self.large = [(path, holder, holder.read()) for path, holder in self.before.large]
+        self.large = [(path, holder, holder.read()) for path, holder in self.snapshot.large]
         return [
-            Kept(known.get(id(one), ""), one, other, one.requires_grad, self.before.tensors.get(id(one), ((), None))[0])
+            GuardedTensor(
+                known.get(id(one), ""), one, other, one.requires_grad, self.snapshot.tensors.get(id(one), ((), None))[0]
+            )
             for one, other in zip(dense, copies, strict=True)
         ]
 
-    def left(self, kept: Sequence[Kept], state: State, results: State) -> Left:
-        """Return what a first run has left, and take it away; raise if it could not be repeated."""
+    def undo(self, guarded: Sequence[GuardedTensor], state: State, results: State) -> RunEffects:
+        """Return what a first run has changed, and undo it; raise if the run could not be repeated."""
         label = self.position.unit.labels[-1]
-        after = self.memory.present()
-        error = refused.of_run(label, self.before, after, recorded=True, known=True) or _put_back(label, kept)
+        after = self.python_state.snapshot()
+        error = why_not_repeatable(label, self.snapshot, after, recorded=True, known=True)
+        error = error or _restore_contents(label, guarded)
         for path, holder, content in self.large:
             if not holder.same(content):
                 holder.write(content)
-                error = error or refused.large(label, path)
+                error = error or refused.large(label, named(path))
         if error is not None:
-            # Where contents were changed by way of a version as well.
-            _put_back(label, kept)
+            # An earlier error may have left contents as they are.
+            _restore_contents(label, guarded)
             raise error
-        new = [tensor for _, tensor in after.new_tensors(self.before)] if after is not self.before else []
+        new = [tensor for _, tensor in after.new_tensors(self.snapshot)] if after is not self.snapshot else []
         keys = {storage_key(each): each for each in new if each.layout is torch.strided}
         inside = keys.keys() - {storage_key(tensor) for tensor in (*state, *results)}
-        found = Left(
-            random=any(not torch.equal(a, b) for a, b in zip(self.random, take_random(self.places), strict=True)),
-            draws=take_streams() != self.streams,
-            remembers=after is not self.before,
+        found = RunEffects(
+            random=any(
+                not torch.equal(a, b) for a, b in zip(self.random, read_random_states(self.places), strict=True)
+            ),
+            draws=read_streams() != self.streams,
+            remembers=after is not self.snapshot,
             stores=bool(new),
             stored_state=tuple(k for k, tensor in enumerate(state) if storage_key(tensor) in keys),
             stored_results=tuple(k for k, tensor in enumerate(results) if storage_key(tensor) in keys),
             stored_bytes=sum(devices.round_bytes(storage_bytes(keys[key]), keys[key].device) for key in inside),
         )
-        self.memory.put(self.before)
+        self.python_state.restore(self.snapshot)
         return found
-
-    @property
-    def remembered(self) -> bool:
-        """Whether runs since then have changed what the unit remembers."""
-        return self.memory.present() is not self.before
 
 
 @contextmanager
-def without_traces(position: Position, state: State, arguments: Arguments) -> Iterator[Traces]:
-    """Let `position` run for a while with buffers of its own, and put everything back."""
+def isolated(position: Position, state: State, arguments: Arguments) -> Iterator[StateBefore]:
+    """Run `position` inside with copies of its buffers; at the end everything that it could change is restored."""
     unit = position.unit
-    memory = unit.memory_for(arguments)
-    before = memory.present()
-    if before.opaque is not None:
-        raise refused.opaque(unit.labels[-1], before.opaque)
-    places = generators((*state, *unit.contents.parameters()))
-    traces = Traces(
-        position, owners_of(unit.contents.modules), memory, before, places, take_random(places), take_streams()
+    python_state = unit.python_state_for(arguments)
+    snapshot = python_state.snapshot()
+    if snapshot.opaque is not None:
+        raise refused.opaque(unit.labels[-1], named(snapshot.opaque))
+    places = random_devices((*state, *unit.contents.parameters()))
+    before = StateBefore(
+        position=position,
+        owners=owners_of(unit.contents.modules),
+        python_state=python_state,
+        snapshot=snapshot,
+        places=places,
+        random=read_random_states(places),
+        streams=read_streams(),
     )
-    originals = [module._buffers[name] for module, name in traces.owners]
+    originals = [buffer(module, name) for module, name in before.owners]
     try:
-        with buffers_replaced(traces.owners, cloned(originals)), hooks_off(unit.contents.parameters()):
-            yield traces
+        with buffers_replaced(before.owners, cloned(originals)), tensor_hooks_off(unit.contents.parameters()):
+            yield before
     finally:
-        memory.put(before)
-        put_streams(traces.streams)
-        put_random(places, traces.random)
+        python_state.restore(snapshot)
+        restore_streams(before.streams)
+        restore_random_states(places, before.random)
 
 
-def _put_back(label: str, kept: Sequence[Kept]) -> Any:
-    """Put contents back that were changed; return the error about the first."""
+def state_after(position: Position, state: State, arguments: Arguments) -> State:
+    """Return the state after running `position` by itself."""
+    with isolated(position, state, arguments):
+        results = position.run(state, arguments)
+    return results[: len(results) - position.unit.emits * len(position.unit.blocks)]
+
+
+def _restore_contents(label: str, guarded: Sequence[GuardedTensor]) -> InvalidModelError | None:
+    """Restore contents that were changed; return the error about the first."""
     error = None
-    for each in kept:
+    for each in guarded:
         if not _same_bits(each.tensor.detach(), each.copy):
             each.tensor.data.copy_(each.copy)
             error = error or each.error(label)
@@ -206,9 +221,6 @@ def explained(run: Callable[[], State], position: Position, state: State, before
 
 def check_results(position: Position, results: State) -> None:
     """Raise if results are not dense tensors of PyTorch's own class."""
-    unusual = next((tensor for tensor in results if not is_usual(tensor)), None)
+    unusual = next((tensor for tensor in results if not is_dense_tensor(tensor)), None)
     if unusual is not None:
-        raise InvalidModelError(
-            f"{position.unit.labels[-1]} returned {kind_of(unusual)}; a block of a chain returns dense tensors of the "
-            "class torch.Tensor. Convert it: tensor.as_subclass(torch.Tensor), or tensor.to_dense()."
-        )
+        raise refused.result_kind(position.unit.labels[-1], kind_of(unusual))

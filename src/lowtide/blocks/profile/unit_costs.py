@@ -1,40 +1,37 @@
-"""What one unit of a chain costs: it is run by itself, and nothing outside of it changes.
+"""What one unit of a chain costs, and the trial runs that measure it.
 
-Bytes come from the allocator: what is left when the unit has run is what autograd holds inside; the most during its
-backward is more than what is there before and after. Which of its inputs and results autograd holds is seen by hooks.
+Bytes come from the allocator: what is left when the unit has run is what autograd saves inside; what backward takes at
+its peak, beyond what is there when it begins, is its workspace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from lowtide import device as devices
-from lowtide.blocks.block.autograd_piece import hooks_off
+from lowtide.blocks.block.autograd_piece import BlockGraph
 from lowtide.blocks.block.position import Arguments, Position
-from lowtide.blocks.block.side_effects import Owner, cloned
-from lowtide.blocks.block.tensor_spec import State, aliases_of, specs_of, storage_bytes, storage_key
-from lowtide.blocks.profile.clock import ENOUGH_SECONDS, FEW_RUNS, MANY_RUNS, least, seconds_of
-from lowtide.blocks.profile.early_stop import measure_stop
-from lowtide.blocks.profile.isolated_run import Left, Traces, check_results, explained, without_traces
+from lowtide.blocks.block.tensor_spec import State
+from lowtide.blocks.policy import EARLY_STOP
+from lowtide.blocks.profile.isolated_run import RunEffects
+from lowtide.costs.clock import BLOCKS, seconds_of, shortest, thread_time
 from lowtide.errors import InvalidModelError
 from lowtide.measure import run_phases
+from lowtide.pytorch.storages import storage_bytes, storage_key
+from lowtide.pytorch.tensor_versions import sparse_parts
 
+# Where the storage of a result comes from, if not from the state.
 OUTSIDE = -2
 NEW = -1
 
 
-class InPlaceError(Exception):
-    """The unit writes over the state it was given."""
-
-
 @dataclass(frozen=True)
-class Figures:
+class UnitCosts:
     """What a unit is and costs.
 
     Attributes:
@@ -56,7 +53,7 @@ class Figures:
         backward_seconds: Time of its backward.
         stop_seconds: Time of a run that stops when it has made what its backward reads; None if that is not worth it.
         stop_workspace_bytes: Most bytes during such a run, beyond what is held inside.
-        left: What a run leaves in Python and in generators.
+        effects: What a run changes in Python and in random generators.
         changing: Which of its buffers it changes, apart from statistics of normalisations, by number.
         after: What the tensors of the state after it are.
         foreign: Parameters that it uses and that cannot be found in it.
@@ -80,171 +77,13 @@ class Figures:
     backward_seconds: float = 0.0
     stop_seconds: float | None = None
     stop_workspace_bytes: int = 0
-    left: Left = field(default_factory=Left)
+    effects: RunEffects = field(default_factory=RunEffects)
     changing: tuple[int, ...] = ()
     after: tuple[Any, ...] = ()
     foreign: tuple[Tensor, ...] = ()
 
 
-def profile_unit(position: Position, state: State, arguments: Arguments, before: str) -> tuple[Figures, State]:
-    """Return the figures of `position`, whose results are not known yet, and its state after such a run.
-
-    Raises `InPlaceError` if it writes over the state. `before` names what comes before it, for messages.
-    """
-    with without_traces(position, state, arguments) as traces:
-        figures, known = _probe(traces, state, arguments, before)
-        with hooks_off(figures.foreign):
-            if figures.gives:
-                figures = _measure_training(known, figures, state, arguments)
-                figures = _with_stop(known, figures, state, arguments)
-            figures, after = _measure_run(known, figures, state, arguments)
-    return replace(figures, after=specs_of(after)), after
-
-
-def state_after(position: Position, state: State, arguments: Arguments) -> State:
-    """Return the state after running `position`, which leaves no traces."""
-    with without_traces(position, state, arguments):
-        results = position.run(state, arguments)
-    return results[: len(results) - position.unit.emits * len(position.unit.blocks)]
-
-
-def _probe(traces: Traces, state: State, arguments: Arguments, before: str) -> tuple[Figures, Position]:
-    """Return all figures but bytes of memory and seconds, and the position with what is now known of it."""
-    position, owners = traces.position, traces.owners
-    kept = traces.kept()
-    old = cloned([module._buffers[name] for module, name in owners])
-    # Copies: the unit may write over its input, which belongs to the caller.
-    trial = tuple(cloned(state))
-    versions = [tensor._version for tensor in trial]
-    others = [tensor for tensor in _tensors_in(position, arguments) if not tensor.is_inference()]
-    other_versions = [tensor._version for tensor in others]
-    saved: dict[int, Tensor] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        saved.setdefault(storage_key(tensor), tensor)
-        return tensor
-
-    with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
-        marker = (torch.zeros(1, requires_grad=True) * 1).grad_fn
-        entered, _, aliases = position.enter(trial, arguments)
-        results = explained(lambda: position.call(entered, arguments, aliases), position, state, before)
-    check_results(position, results)
-    if [tensor._version for tensor in trial] != versions:
-        raise InPlaceError
-    if [tensor._version for tensor in others] != other_versions:
-        raise InvalidModelError(
-            f"{position.unit.labels[-1]} changes one of its extra arguments in place; it could not be run again. "
-            "Let it work on a copy."
-        )
-    gives = tuple(index for index, tensor in enumerate(results) if tensor.requires_grad)
-    used = _parameters_behind([results[index] for index in gives], marker, position)
-    changed = _changed_buffers(position, owners, old)
-    sources, sizes = _origins(position, trial, arguments, results)
-    left = traces.left(kept, trial, results)
-    known = {id(parameter) for parameter in position.parameters}
-    foreign = tuple(parameter for parameter in used if id(parameter) not in known)
-    figures = Figures(
-        gives=gives,
-        results=len(results),
-        sources=sources,
-        aliases=aliases_of(results),
-        result_bytes=sizes,
-        saved_state=tuple(index for index, tensor in enumerate(trial) if storage_key(tensor) in saved),
-        saved_results=tuple(
-            index for index, tensor in enumerate(results) if storage_key(tensor) in saved and sources[index] == NEW
-        ),
-        left=left,
-        changing=changed,
-        foreign=foreign,
-    )
-    complete = replace(
-        position,
-        gives=gives,
-        results=len(results),
-        parameters=position.parameters + foreign,
-        changing=tuple(owners[index] for index in changed),
-        rewinds=left.remembers,
-    )
-    return figures, complete
-
-
-def _tensors_in(position: Position, arguments: Arguments) -> list[Tensor]:
-    first = position.unit.first
-    rows = arguments.extras[first : first + len(position.unit.blocks)]
-    return [value for row in rows for value in row if isinstance(value, Tensor)]
-
-
-def _parameters_behind(results: Sequence[Tensor], marker: Any, position: Position) -> list[Tensor]:
-    """Return the leaf tensors that gradients of `results` reach; raise if they reach what was computed outside."""
-    start, found = marker._sequence_nr(), {}
-    seen: set[Any] = set()
-    stack = [tensor.grad_fn for tensor in results]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found[id(leaf)] = leaf
-            continue
-        if node._sequence_nr() <= start:
-            raise InvalidModelError(
-                f"{position.unit.labels[-1]} uses a tensor that was computed outside of it and needs a gradient "
-                f"({node.name()}). Pass it as an extra argument of the block or as a keyword of the chain."
-            )
-        if not node.name().startswith("_BeginBackward"):
-            stack += [following for following, _ in node.next_functions]
-    return list(found.values())
-
-
-def _changed_buffers(position: Position, owners: Sequence[Owner], old: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return which buffers were changed, apart from the statistics of normalisations."""
-    norms = {id(module) for module in position.norms}
-    return tuple(
-        index
-        for index, ((module, name), was) in enumerate(zip(owners, old, strict=True))
-        if id(module) not in norms and _is_changed(module._buffers.get(name), was)
-    )
-
-
-def _is_changed(now: Tensor | None, was: Tensor) -> bool:
-    return now is None or not torch.equal(now, was)
-
-
-def _origins(
-    position: Position, state: State, arguments: Arguments, results: State
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return where the storage of every result comes from, and the bytes of those that are new."""
-    outside = {storage_key(tensor) for tensor in (*_tensors_in(position, arguments), *arguments.leaves)}
-    outside.update(map(storage_key, position.unit.contents.parameters()))
-    given = {storage_key(tensor): index for index, tensor in reversed(list(enumerate(state)))}
-    sources, sizes = [], []
-    seen: set[int] = set()
-    for tensor in results:
-        key = storage_key(tensor)
-        sources.append(given.get(key, OUTSIDE if key in outside else NEW))
-        fresh = sources[-1] == NEW and key not in seen
-        sizes.append(devices.round_bytes(storage_bytes(tensor), tensor.device) if fresh else 0)
-        seen.add(key)
-    return tuple(sources), tuple(sizes)
-
-
-def _measure_run(position: Position, figures: Figures, state: State, arguments: Arguments) -> tuple[Figures, State]:
-    """Return `figures` with what a run without gradients takes, and its state."""
-    results: list[State] = []
-    device = state[0].device
-    phases = [lambda: results.append(position.run(state, arguments))]
-    ((peak, _),) = run_phases(phases, device)
-    workspace = peak - sum(figures.result_bytes) - figures.inside_bytes
-    figures = replace(figures, workspace_bytes=max(figures.workspace_bytes, workspace, 0))
-    if not figures.gives:
-        figures = replace(figures, seconds=least(lambda: seconds_of(lambda: position.run(state, arguments), device)))
-    emitted = position.unit.emits * len(position.unit.blocks)
-    return figures, results[0][: len(results[0]) - emitted]
-
-
-class _Trial:
+class _TrainingTrial:
     """One forward and backward of a position, in phases."""
 
     def __init__(self, position: Position, state: State, arguments: Arguments) -> None:
@@ -252,22 +91,22 @@ class _Trial:
         self._sums: list[Tensor | None] = [None] * position.shared
         self._results: State = ()
         self._gradients: list[Tensor | None] = []
-        self._kept: Any = None
+        self._graph: BlockGraph | None = None
         emitted = position.unit.emits * len(position.unit.blocks)
         # What receives the last state sends its gradient and holds on to it.
         self._from_outside = range(0 if position.final else position.results - emitted, position.results)
-        self.found: Any = None
+        self.found: tuple[Sequence[Tensor | None], ...] = ()
 
     def adopt(self) -> None:
-        """Go on with the gradients of what is shared, as if another position had begun them."""
+        """Add to the gradients found so far of what is shared, as if another position had begun them."""
         _, of_leaves, of_parameters = self.found
-        self.found = None
+        self.found = ()
         self._sums = [of_parameters[index] for index in self._position.shared_parameters]
         self._sums += [of_leaves[index] for index in self._position.shared_leaves]
 
     def forward(self) -> None:
-        """Run it and keep the way back."""
-        self._results, self._kept = self._position.run_kept(self._state, self._arguments)
+        """Run it and keep its graph."""
+        self._results, self._graph = self._position.run_recorded(self._state, self._arguments)
 
     def turn(self) -> None:
         """Make the gradients of the results."""
@@ -277,10 +116,6 @@ class _Trial:
             for index, tensor in enumerate(self._results)
         ]
 
-    def forget(self) -> None:
-        """Forget the results, apart from those that the caller has."""
-        self._results = tuple(self._results[index] for index in self._from_outside)
-
     def outside(self) -> list[tuple[int, Tensor]]:
         """Return gradients of the results that leave the chain, which are there anyway."""
         return [
@@ -289,31 +124,37 @@ class _Trial:
             if index in self._position.gives
         ]
 
-    def add(self, gradients: list[tuple[int, Tensor]]) -> None:
-        """Take over gradients that are there anyway."""
+    def receive(self, gradients: list[tuple[int, Tensor]]) -> None:
+        """Take over gradients that are there anyway, and drop the results that the caller does not have."""
         for index, gradient in gradients:
             self._gradients[index] = gradient
+        self._results = tuple(self._results[index] for index in self._from_outside)
 
     def backward(self) -> None:
-        """Go back."""
-        self.found = self._position.differentiate(self._kept, self._gradients, self._sums)
-        self._kept = None
+        """Differentiate it."""
+        assert self._graph is not None, "forward comes first"
+        self.found = self._position.differentiate(self._graph, self._gradients, self._sums)
+        self._graph = None
+
+    def phases(self, gradients: list[tuple[int, Tensor]]) -> list[Callable[[], None]]:
+        """Return all phases in order; `gradients` are those that are there anyway."""
+        return [self.forward, self.turn, lambda: self.receive(gradients), self.backward]
 
 
-def _measure_training(position: Position, figures: Figures, state: State, arguments: Arguments) -> Figures:
-    """Return `figures` with bytes and seconds of a forward and a backward."""
+def with_training(position: Position, costs: UnitCosts, state: State, arguments: Arguments) -> UnitCosts:
+    """Return `costs` with the bytes and seconds of a forward and a backward."""
     device = state[0].device
-    rehearsal = _Trial(position, state, arguments)
-    rehearsal.forward()
-    emitted = rehearsal.outside()
-    del rehearsal
-    trial = _Trial(position, state, arguments)
-    once = [trial.forward, trial.turn, lambda: (trial.add(emitted), trial.forget()), trial.backward]
+    first = _TrainingTrial(position, state, arguments)
+    first.forward()
+    emitted = first.outside()
+    del first
+    trial = _TrainingTrial(position, state, arguments)
+    once = trial.phases(emitted)
     forward, _, ready, backward = run_phases(once, device)
     of_state, of_leaves, of_parameters = trial.found
-    results = sum(figures.result_bytes)
-    figures = replace(
-        figures,
+    results = sum(costs.result_bytes)
+    costs = replace(
+        costs,
         inside_bytes=max(forward[1] - results, 0),
         workspace_bytes=max(forward[0] - max(forward[1], results), 0),
         backward_workspace_bytes=max(backward[0] - ready[1], 0),
@@ -326,35 +167,13 @@ def _measure_training(position: Position, figures: Figures, state: State, argume
     )
     del trial, once, of_state, of_leaves, of_parameters
     if position.shared:
-        trial = _Trial(position, state, arguments)
-        once = [trial.forward, trial.turn, lambda: (trial.add(emitted), trial.forget()), trial.backward]
+        trial = _TrainingTrial(position, state, arguments)
+        once = trial.phases(emitted)
         *_, ready, backward = run_phases([*once, trial.adopt, *once], device)
-        figures = replace(figures, adding_workspace_bytes=max(backward[0] - ready[1], 0))
+        costs = replace(costs, adding_workspace_bytes=max(backward[0] - ready[1], 0))
         del trial, once
     seconds, backward_seconds = _training_seconds(position, state, arguments, emitted)
-    return replace(figures, seconds=seconds, backward_seconds=backward_seconds)
-
-
-def _with_stop(position: Position, figures: Figures, state: State, arguments: Arguments) -> Figures:
-    """Return `figures` with what a run takes that stops early, if there is one: backward must not read a result."""
-    if figures.saved_results:
-        return figures
-    size, seconds = sum(figures.result_bytes), figures.seconds
-    stop = measure_stop(position, state, arguments, result_bytes=size, seconds=seconds)
-    if stop is None or stop.held_bytes > figures.inside_bytes:
-        return figures
-    return replace(
-        figures,
-        stop_seconds=max(seconds - stop.seconds_saved, 0.0),
-        stop_workspace_bytes=max(stop.most_bytes - figures.inside_bytes, 0),
-    )
-
-
-def _gradient_bytes(gradient: Tensor | None) -> int:
-    if gradient is None:
-        return 0
-    parts = (gradient._indices(), gradient._values()) if gradient.is_sparse else (gradient,)
-    return sum(devices.round_bytes(storage_bytes(part), gradient.device) for part in parts)
+    return replace(costs, seconds=seconds, backward_seconds=backward_seconds)
 
 
 def _training_seconds(
@@ -362,14 +181,137 @@ def _training_seconds(
 ) -> tuple[float, float]:
     """Return the least times of a forward and of a backward."""
     device = state[0].device
-    forward, backward = [], []
-    trial = _Trial(position, state, arguments)
-    while len(forward) < FEW_RUNS or (len(forward) < MANY_RUNS and sum(forward) + sum(backward) < ENOUGH_SECONDS):
+    forward: list[float] = []
+    backward: list[float] = []
+    trial = _TrainingTrial(position, state, arguments)
+    while BLOCKS.wants_more(len(forward), sum(forward) + sum(backward)):
         if forward:
             trial.adopt()
-        forward.append(seconds_of(trial.forward, device))
+        forward.append(seconds_of(trial.forward, device, thread_time))
         trial.turn()
-        trial.add(emitted)
-        trial.forget()
-        backward.append(seconds_of(trial.backward, device))
+        trial.receive(emitted)
+        backward.append(seconds_of(trial.backward, device, thread_time))
     return min(forward), min(backward)
+
+
+def _gradient_bytes(gradient: Tensor | None) -> int:
+    if gradient is None:
+        return 0
+    parts = sparse_parts(gradient) if gradient.is_sparse else (gradient,)
+    return sum(devices.round_bytes(storage_bytes(part), gradient.device) for part in parts)
+
+
+def with_plain_run(position: Position, costs: UnitCosts, state: State, arguments: Arguments) -> tuple[UnitCosts, State]:
+    """Return `costs` with what a run without gradients takes, and its state."""
+    results: list[State] = []
+    device = state[0].device
+    phases = [lambda: results.append(position.run(state, arguments))]
+    ((peak, _),) = run_phases(phases, device)
+    workspace = peak - sum(costs.result_bytes) - costs.inside_bytes
+    costs = replace(costs, workspace_bytes=max(costs.workspace_bytes, workspace, 0))
+    if not costs.gives:
+        seconds = shortest(lambda: seconds_of(lambda: position.run(state, arguments), device, thread_time), BLOCKS)
+        costs = replace(costs, seconds=seconds)
+    emitted = position.unit.emits * len(position.unit.blocks)
+    return costs, results[0][: len(results[0]) - emitted]
+
+
+@dataclass(frozen=True)
+class _EarlyStop:
+    """What a run takes that ends when it has made what backward reads.
+
+    Attributes:
+        seconds_saved: How much less time it takes than a whole run.
+        held_bytes: What it leaves behind for backward.
+        most_bytes: The most bytes during it.
+    """
+
+    seconds_saved: float
+    held_bytes: int
+    most_bytes: int
+
+
+def _measure_early_stop(
+    position: Position, state: State, arguments: Arguments, *, result_bytes: int, seconds: float
+) -> _EarlyStop | None:
+    """Return what a run takes that ends early; None if there is nothing to gain.
+
+    That is so if autograd holds more than can be deferred, as functions do that keep tensors in their own way; if the
+    unit saves other tensors in its second run; or if what is not computed takes no longer than deferring.
+    `result_bytes` and `seconds` are those of a whole run.
+    """
+    trial = _EarlyStopTrial(position, state, arguments)
+    try:
+        first, _, second = run_phases([trial.first, trial.forget, trial.second], state[0].device)
+    except InvalidModelError:
+        return None
+    if first[1] > result_bytes + EARLY_STOP.unseen_bytes:
+        return None
+    saved = trial.seconds_saved()
+    deferring = EARLY_STOP.run_seconds + trial.number * EARLY_STOP.save_seconds + EARLY_STOP.run_share * seconds
+    if saved < deferring:
+        return None
+    return _EarlyStop(saved, second[1], second[0])
+
+
+@dataclass
+class _EarlyStopTrial:
+    """A run that defers what it saves, and one that fills it in."""
+
+    position: Position
+    state: State
+    arguments: Arguments
+    results: State = ()
+    graph: BlockGraph = field(init=False)
+
+    def first(self) -> None:
+        """Run it and defer what it saves."""
+        self.results, self.graph = self.position.run_deferred(self.state, self.arguments)
+
+    def forget(self) -> None:
+        """Forget the results."""
+        self.results = ()
+
+    def second(self) -> None:
+        """Fill in what is deferred."""
+        with self.position.again(self.position.stash()):
+            self.position.fill(self.graph, self.state, self.arguments)
+
+    @property
+    def number(self) -> int:
+        """How many tensors are deferred."""
+        return self.graph.deferred.number if self.graph.deferred is not None else 0
+
+    def seconds_saved(self) -> float:
+        """Return the least time from where a run would end to where it ends by itself."""
+        device = self.state[0].device
+        if not self.number:
+            return shortest(lambda: seconds_of(self._whole_run, device, thread_time), BLOCKS)
+        return shortest(lambda: self._rest(device), BLOCKS)
+
+    def _whole_run(self) -> None:
+        self.position.run_recorded(self.state, self.arguments)
+
+    def _rest(self, device: torch.device) -> float:
+        filled: list[float] = []
+        with self.position.again(self.position.stash()):
+            self.position.fill(self.graph, self.state, self.arguments, done=lambda: filled.append(thread_time(device)))
+        return thread_time(device) - filled[0]
+
+
+def with_early_stop(position: Position, costs: UnitCosts, state: State, arguments: Arguments) -> UnitCosts:
+    """Return `costs` with those of a run that ends early, if that is possible and worth it.
+
+    It is not possible if backward reads a result.
+    """
+    if costs.saved_results:
+        return costs
+    size, seconds = sum(costs.result_bytes), costs.seconds
+    stop = _measure_early_stop(position, state, arguments, result_bytes=size, seconds=seconds)
+    if stop is None or stop.held_bytes > costs.inside_bytes:
+        return costs
+    return replace(
+        costs,
+        stop_seconds=max(seconds - stop.seconds_saved, 0.0),
+        stop_workspace_bytes=max(stop.most_bytes - costs.inside_bytes, 0),
+    )

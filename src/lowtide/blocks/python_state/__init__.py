@@ -1,1 +1,1 @@
-"""Python state of blocks: read, compared, put back, or refused."""
+"""Python state of blocks (attributes, lists, closures, random generators): read, compared and restored."""

@@ -1,4 +1,4 @@
-"""Weights that PyTorch's own hooks compute before every run and store as attributes: pruned and normalised ones."""
+"""Derived weights: PyTorch's hooks for pruning and normalisation compute them before every run, as attributes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from lowtide.pytorch.module_parts import forward_pre_hooks, pruned_name
+
 
 def derived_names(module: nn.Module) -> tuple[str, ...]:
-    """Return the attributes of `module` that such hooks set."""
-    if not module._forward_pre_hooks:
+    """Return the attributes of `module` that hold derived weights."""
+    hooks = forward_pre_hooks(module)
+    if not hooks:
         return ()
-    names = (_name_of(hook) for hook in module._forward_pre_hooks.values())
+    names = (_name_of(hook) for hook in hooks.values())
     return tuple(name for name in names if name is not None)
 
 
 def _name_of(hook: Any) -> str | None:
     if isinstance(hook, BasePruningMethod):
-        return hook._tensor_name
+        return pruned_name(hook)
     return hook.name if isinstance(hook, WeightNorm | SpectralNorm) else None
 
 
 def refresh(modules: Iterable[nn.Module]) -> None:
-    """Compute these weights once more, with their gradients: a run without gradients has left them without."""
+    """Compute the derived weights once more, with gradients: a run without gradients has left them without."""
     for module in modules:
-        for hook in tuple(module._forward_pre_hooks.values()):
+        for hook in tuple(forward_pre_hooks(module).values()):
             name = _name_of(hook)
             if name is not None:
                 with torch.enable_grad():
@@ -37,8 +40,11 @@ def refresh(modules: Iterable[nn.Module]) -> None:
 
 
 def _weight(hook: Any, module: nn.Module) -> torch.Tensor:
+    weight: torch.Tensor
     if isinstance(hook, BasePruningMethod):
-        return hook.apply_mask(module)
-    if isinstance(hook, SpectralNorm):
-        return hook.compute_weight(module, do_power_iteration=False)
-    return hook.compute_weight(module)
+        weight = hook.apply_mask(module)  # type: ignore[no-untyped-call]  # PyTorch does not annotate it
+    elif isinstance(hook, SpectralNorm):
+        weight = hook.compute_weight(module, do_power_iteration=False)
+    else:
+        weight = hook.compute_weight(module)
+    return weight

@@ -1,4 +1,4 @@
-"""Which global names a function reads and sets, and which types are looked into when Python state is followed."""
+"""Names and types: which global names a function reads and sets, and the attributes of which types are followed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 import threading
 import types
 from collections import UserDict, UserList
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import Queue
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import nn
+from lowtide.blocks.policy import PYTHON_STATE
 
+Key = TypeVar("Key")
+Found = TypeVar("Found")
 _READ, _SET = "LOAD_GLOBAL", ("STORE_GLOBAL", "DELETE_GLOBAL")
 # Packages whose objects are tools of the program and not state of a block.
 _TOOLS = (frozenset(sys.stdlib_module_names) - {"__main__"}) | {"torch", "numpy", "lowtide", "builtins"}
@@ -30,7 +32,12 @@ _DATA = (
 )
 
 
-@functools.lru_cache(maxsize=4096)
+def _remembered(function: Callable[[Key], Found]) -> Callable[[Key], Found]:
+    """Return `function`, which finds out about a type or a piece of code only once."""
+    return functools.lru_cache(maxsize=PYTHON_STATE.cached_types)(function)
+
+
+@_remembered
 def global_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """Return the global names that `code` and the functions in it read, and those that they set."""
     read, sets = set(), set()
@@ -47,32 +54,32 @@ def global_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(read), frozenset(sets)
 
 
-@functools.lru_cache(maxsize=4096)
+@_remembered
 def is_followed(kind: type) -> bool:
-    """Whether attributes of objects of this type may be state of a block."""
+    """Return True if attributes of objects of this type may be state of a block."""
     if issubclass(kind, _PLAIN):
         return True
     return not issubclass(kind, type | enum.Enum) and package(kind) not in _TOOLS
 
 
-@functools.lru_cache(maxsize=4096)
+@_remembered
 def package(thing: type | types.FunctionType) -> str:
     """Return the name of the package that a class or a function comes from."""
     return (getattr(thing, "__module__", None) or "builtins").partition(".")[0]
 
 
 def is_tool(function: types.FunctionType) -> bool:
-    """Whether a function comes with PyTorch or Python."""
+    """Return True if a function comes with PyTorch or Python."""
     return package(function) in _TOOLS
 
 
-@functools.lru_cache(maxsize=4096)
+@_remembered
 def own_classes(kind: type) -> tuple[type, ...]:
     """Return those of a type's classes that somebody has written for the model."""
     return tuple(each for each in kind.__mro__ if package(each) not in _TOOLS)
 
 
-@functools.lru_cache(maxsize=4096)
+@_remembered
 def functions_of(kind: type) -> tuple[types.FunctionType, ...]:
     """Return the functions that the model's own classes of a type define."""
     return tuple(function for each in own_classes(kind) for value in vars(each).values() for function in _plain(value))
@@ -96,7 +103,7 @@ def data_names(kind: type) -> list[str]:
     ]
 
 
-@functools.lru_cache(maxsize=4096)
+@_remembered
 def slots_of(kind: type) -> tuple[str, ...]:
     """Return the names of the slots of a type's objects."""
     found: list[str] = []
@@ -104,6 +111,3 @@ def slots_of(kind: type) -> tuple[str, ...]:
         slots = vars(each).get("__slots__", ())
         found += [slots] if isinstance(slots, str) else list(slots)
     return tuple(name for name in found if name not in ("__dict__", "__weakref__"))
-
-
-STANDARD = frozenset(vars(nn.Module()))

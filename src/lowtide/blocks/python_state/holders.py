@@ -1,4 +1,4 @@
-"""Things that hold Python state: what is in them can be read, compared and put back."""
+"""Holders: one class for each kind of thing that holds Python state. Each reads, compares and restores it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from typing import Any, Protocol
 
 import torch
 
-from lowtide.blocks.python_state.function_names import STANDARD
+from lowtide.blocks.policy import PYTHON_STATE
+from lowtide.pytorch.module_parts import STANDARD
 
 _MISSING: Any = object()
 _TRAINING = "training"
-# Beyond these, contents are compared by their number only, or not at all.
-MOST_ENTRIES, MOST_BYTES = 10_000, 1 << 20
 
 
 class Holder(Protocol):
@@ -29,10 +28,10 @@ class Holder(Protocol):
         """Return what it holds."""
 
     def same(self, content: Any) -> bool:
-        """Whether it still holds `content`."""
+        """Return True if it still holds `content`."""
 
     def write(self, content: Any) -> None:
-        """Let it hold `content`."""
+        """Make it hold `content`."""
 
 
 class _Held:
@@ -52,7 +51,7 @@ class Entries(_Held):
         return tuple(self.thing), tuple(self.thing.values())
 
     def same(self, content: Any) -> bool:
-        """Whether keys and values are the same objects."""
+        """Return True if keys and values are the same objects."""
         keys, values = content
         thing = self.thing
         return len(thing) == len(keys) and all(map(is_, thing.values(), values)) and all(map(is_, thing, keys))
@@ -84,10 +83,11 @@ class Attributes:
 
     def read(self) -> tuple[Any, ...]:
         """Return their values."""
-        return self._get(self.thing)
+        found: tuple[Any, ...] = self._get(self.thing)
+        return found
 
     def same(self, content: Any) -> bool:
-        """Whether they are the same objects."""
+        """Return True if they are the same objects."""
         thing = self.thing
         try:
             return len(thing) == self._size and all(map(is_, self._get(thing), content))
@@ -105,7 +105,7 @@ class Attributes:
 
 
 class Buffers(_Held):
-    """The buffers of a module: their names and which are None. Contents are cared for elsewhere."""
+    """The buffers of a module: their names and which are None. `side_effects` restores their contents."""
 
     __slots__ = ()
 
@@ -114,7 +114,7 @@ class Buffers(_Held):
         return dict(self.thing)
 
     def same(self, content: Any) -> bool:
-        """Whether there are the same buffers."""
+        """Return True if there are the same buffers."""
         thing = self.thing
         return thing.keys() == content.keys() and all(
             (thing[name] is None) == (value is None) for name, value in content.items()
@@ -139,7 +139,7 @@ class Items(_Held):
         return tuple(self.thing)
 
     def same(self, content: Any) -> bool:
-        """Whether the same objects are in it."""
+        """Return True if the same objects are in it."""
         return len(self.thing) == len(content) and all(map(is_, self.thing, content))
 
     def write(self, content: Any) -> None:
@@ -148,7 +148,7 @@ class Items(_Held):
         self.thing.extend(content)
 
 
-class Many(_Held):
+class LargeContainer(_Held):
     """A container with too many entries to look at every time."""
 
     __slots__ = ()
@@ -158,8 +158,8 @@ class Many(_Held):
         return len(self.thing), self.thing.copy()
 
     def same(self, content: Any) -> bool:
-        """Whether the number is the same."""
-        return len(self.thing) == content[0]
+        """Return True if the number is the same."""
+        return bool(len(self.thing) == content[0])
 
     def write(self, content: Any) -> None:
         """Put all back."""
@@ -177,7 +177,7 @@ class Members(_Held):
         return frozenset(self.thing)
 
     def same(self, content: Any) -> bool:
-        """Whether it has the same members."""
+        """Return True if it has the same members."""
         return bool(self.thing == content)
 
     def write(self, content: Any) -> None:
@@ -186,7 +186,7 @@ class Members(_Held):
         self.thing.update(content)
 
 
-class Context(_Held):
+class ContextVariable(_Held):
     """A context variable."""
 
     __slots__ = ()
@@ -196,7 +196,7 @@ class Context(_Held):
         return self.thing.get(_MISSING)
 
     def same(self, content: Any) -> bool:
-        """Whether it has the same value."""
+        """Return True if it has the same value."""
         return self.read() is content
 
     def write(self, content: Any) -> None:
@@ -204,7 +204,7 @@ class Context(_Held):
         self.thing.set(None if content is _MISSING else content)
 
 
-class Cell(_Held):
+class ClosureCell(_Held):
     """A variable that functions share."""
 
     __slots__ = ()
@@ -217,7 +217,7 @@ class Cell(_Held):
             return ()
 
     def same(self, content: Any) -> bool:
-        """Whether it has the same contents."""
+        """Return True if it has the same contents."""
         now = self.read()
         return len(now) == len(content) and all(map(is_, now, content))
 
@@ -246,7 +246,7 @@ class Named:
         return tuple(getattr(self.thing, name, _MISSING) for name in self._names)
 
     def same(self, content: Any) -> bool:
-        """Whether they stand for the same objects."""
+        """Return True if they stand for the same objects."""
         return all(map(is_, self.read(), content))
 
     def write(self, content: Any) -> None:
@@ -268,7 +268,7 @@ class Named:
             object.__setattr__(self.thing, name, value)
 
 
-class Stream(_Held):
+class RandomStream(_Held):
     """A generator of random numbers: torch's or Python's."""
 
     __slots__ = ()
@@ -280,7 +280,7 @@ class Stream(_Held):
         return self.thing.getstate()
 
     def same(self, content: Any) -> bool:
-        """Whether nothing was drawn."""
+        """Return True if nothing was drawn."""
         return bool(self.read() == content)
 
     def write(self, content: Any) -> None:
@@ -310,7 +310,7 @@ class NumpyStream(_Held):
         return getattr(self.thing, "bit_generator", self.thing)
 
     def same(self, content: Any) -> bool:
-        """Whether nothing was drawn."""
+        """Return True if nothing was drawn."""
         return bool(self.read() == content)
 
     def write(self, content: Any) -> None:
@@ -325,7 +325,7 @@ class NumpyStream(_Held):
             self._bits.state = pickle.loads(content)
 
 
-class Raw(_Held):
+class ArrayBytes(_Held):
     """An array of numpy's or of bytes."""
 
     __slots__ = ()
@@ -335,8 +335,8 @@ class Raw(_Held):
         return bytes(self.thing) if isinstance(self.thing, bytearray) else self.thing.tobytes()
 
     def same(self, content: Any) -> bool:
-        """Whether it has the same bytes."""
-        return self.read() == content
+        """Return True if it has the same bytes."""
+        return bool(self.read() == content)
 
     def write(self, content: Any) -> None:
         """Put them back."""
@@ -352,22 +352,22 @@ class Raw(_Held):
 def stream(thing: Any) -> Holder | None:
     """Return the holder for a generator of random numbers; None if it is none."""
     if isinstance(thing, torch.Generator | random.Random):
-        return None if isinstance(thing, random.SystemRandom) else Stream(thing)
+        return None if isinstance(thing, random.SystemRandom) else RandomStream(thing)
     if _is_numpy(thing, "random") and any(hasattr(thing, name) for name in ("bit_generator", "get_state", "state")):
         return NumpyStream(thing)
     return None
 
 
 def is_array(thing: Any) -> bool:
-    """Whether `thing` is an array that can be written to."""
+    """Return True if `thing` is an array that can be written to."""
     if isinstance(thing, bytearray | array.array):
         return True
     return _is_numpy(thing, "") and hasattr(thing, "flags") and bool(thing.dtype != object and thing.flags.writeable)
 
 
 def is_large(thing: Any) -> bool:
-    """Whether an array is too large to be compared in every run."""
-    return memoryview(thing).nbytes > MOST_BYTES
+    """Return True if an array is too large to be compared in every run."""
+    return memoryview(thing).nbytes > PYTHON_STATE.array_bytes
 
 
 def _is_numpy(thing: Any, part: str) -> bool:
@@ -375,7 +375,7 @@ def _is_numpy(thing: Any, part: str) -> bool:
 
 
 def is_opaque(thing: Any) -> bool:
-    """Whether `thing` goes on with every use and cannot be set back, as iterators do."""
+    """Return True if `thing` goes on with every use and cannot be set back, as iterators do."""
     kind = type(thing)
     return isinstance(thing, types.GeneratorType) or (
         hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")
@@ -384,8 +384,8 @@ def is_opaque(thing: Any) -> bool:
 
 def container(thing: Any) -> Holder | None:
     """Return the holder for a plain container; None if it is none."""
-    if isinstance(thing, dict | list | set | deque) and len(thing) > MOST_ENTRIES:
-        return Many(thing)
+    if isinstance(thing, dict | list | set | deque) and len(thing) > PYTHON_STATE.entries:
+        return LargeContainer(thing)
     if isinstance(thing, dict):
         return Entries(thing)
     if isinstance(thing, list | deque):

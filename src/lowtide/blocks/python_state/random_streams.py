@@ -1,4 +1,4 @@
-"""The random numbers of Python and numpy, which a block may draw beside those of PyTorch."""
+"""The global random generators of Python and numpy, which a block may use beside those of PyTorch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import random
 import sys
 from typing import Any
 
-from lowtide.blocks.python_state.holders import Holder, NumpyStream, Stream
+from lowtide.blocks.python_state.holders import Holder, NumpyStream, RandomStream
 
-States = tuple[Any, ...]
+StreamStates = tuple[Any, ...]
 # What numpy's usual generator keeps: 624 words and a place among them.
 _BYTES = 625 * 4
 
@@ -21,26 +21,26 @@ def _numpy() -> Any:
 
 
 def _streams() -> list[Holder]:
-    found: list[Holder] = [Stream(random._inst)]  # type: ignore[attr-defined]
+    found: list[Holder] = [RandomStream(random._inst)]
     numpy = _numpy()
     return found if numpy is None else [*found, NumpyStream(numpy)]
 
 
-def take_streams() -> States:
-    """Return the states of the global generators of Python and of numpy, if it is there."""
+def read_streams() -> StreamStates:
+    """Return the states of the global random_devices of Python and of numpy, if it is there."""
     return tuple(stream.read() for stream in _streams())
 
 
-def put_streams(states: States) -> None:
-    """Set them, where they have changed."""
+def restore_streams(states: StreamStates) -> None:
+    """Set the global generators of Python and numpy, where they have changed."""
     for stream, state in zip(_streams(), states, strict=False):
         if not stream.same(state):
             stream.write(state)
 
 
-def mark_streams() -> States:
-    """Return what shows whether they were drawn from; quicker than their states."""
-    mark: States = (random.getstate(),)
+def mark_streams() -> StreamStates:
+    """Return what shows whether they were drawn from; it takes less time than reading their states."""
+    mark: StreamStates = (random.getstate(),)
     numpy = _numpy()
     if numpy is None:
         return mark

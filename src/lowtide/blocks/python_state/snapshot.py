@@ -1,8 +1,8 @@
-"""What a block remembers in Python from one run to the next: attributes, lists, counters, closures, generators.
+"""Snapshots of what a block remembers in Python: attributes, lists, counters, closures, random generators.
 
-A snapshot is taken before and after a run. If nothing has changed it is one and the same object, which costs a few
-comparisons of identity for every module; only what has changed is followed anew. Tensors are told apart by identity and
-version; their contents are not copied.
+A snapshot is taken before and after a run. If nothing has changed, both are the same object, which costs a few
+comparisons of identity for every module. If something has, everything is followed again. Tensors are compared by
+identity and version; their contents are not copied.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn.modules import module as hooks
 
+from lowtide.blocks import refusals as refused
+from lowtide.blocks.policy import PYTHON_STATE
 from lowtide.blocks.python_state.derived_weights import derived_names
 from lowtide.blocks.python_state.function_names import (
-    STANDARD,
     data_names,
     functions_of,
     global_names,
@@ -33,26 +33,27 @@ from lowtide.blocks.python_state.function_names import (
 )
 from lowtide.blocks.python_state.holders import (
     EMPTY_IS_FALSE,
+    ArrayBytes,
     Attributes,
     Buffers,
-    Cell,
-    Context,
+    ClosureCell,
+    ContextVariable,
     Entries,
     Holder,
     Items,
-    Many,
+    LargeContainer,
     Named,
-    Raw,
     container,
     is_array,
     is_large,
     is_opaque,
     stream,
 )
+from lowtide.errors import InvalidModelError
+from lowtide.pytorch.module_parts import PARTS, STANDARD, buffers, children, hooks_of_all_modules, parameters
+from lowtide.pytorch.tensor_versions import version_of
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None), types.ModuleType, types.BuiltinFunctionType)
-# So many things at most are followed from one block, and so many steps from one file of code to another.
-_MOST, _FILES = 20_000, 1
 Path = tuple[Any, ...]
 
 
@@ -72,13 +73,13 @@ class Snapshot:
         self.large = found.large
 
     def holds(self) -> bool:
-        """Whether everything still holds what it held then."""
+        """Return True if everything still holds what it held then."""
         if any(self.empty):
             return False
         return all(holder.same(known) for holder, known in self._held)
 
-    def put(self) -> None:
-        """Let everything hold again what it held then."""
+    def restore(self) -> None:
+        """Make everything hold again what it held then."""
         for each in self.empty:
             if each:
                 each.clear()
@@ -108,8 +109,8 @@ class Snapshot:
         return [found for key, found in self.tensors.items() if key not in before.tensors]
 
 
-class Memory:
-    """What blocks remember, and can be made to remember again."""
+class PythonState:
+    """The Python state of some blocks: read as a snapshot, restored from one."""
 
     __slots__ = ("_now", "_roots")
 
@@ -117,7 +118,7 @@ class Memory:
         self._roots = tuple(roots)
         self._now: Snapshot | None = None
 
-    def present(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Return what they remember now; the same object as before if nothing has changed."""
         now = self._now
         if now is None or not now.holds():
@@ -127,23 +128,38 @@ class Memory:
         self._now = now
         return now
 
-    def put(self, snapshot: Snapshot) -> None:
-        """Let them remember `snapshot`."""
-        snapshot.put()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Make them remember what they did at `snapshot`."""
+        snapshot.restore()
         self._now = snapshot
 
     def forget(self) -> None:
-        """Hold on to nothing."""
+        """Drop the last snapshot, which keeps what it holds alive."""
         self._now = None
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place."""
-    return 0 if tensor.is_inference() else tensor._version
+def why_not_repeatable(
+    label: str, before: Snapshot, after: Snapshot, *, recorded: bool, known: bool
+) -> InvalidModelError | None:
+    """Return why a run that led from `before` to `after` could not be repeated; None if it could.
+
+    Tensors that a run without gradients stores look as if they needed none. They are allowed if it is `known` from a
+    run that was `recorded` that they do not.
+    """
+    if (path := before.rebuilt()) is not None:
+        return refused.rebuilt(label, named(path))
+    if (path := before.overwritten()) is not None:
+        return refused.overwritten(label, named(path))
+    for path, tensor in after.new_tensors(before) if after is not before else ():
+        if tensor.requires_grad and not tensor.is_leaf:
+            return refused.stored(label, named(path))
+        if not (recorded or known) and tensor.is_floating_point():
+            return refused.stored_late(label, named(path))
+    return None
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value that a block is given cannot remember anything."""
+    """Return True if a value that a block is given cannot remember anything."""
     if isinstance(value, tuple):
         return all(map(is_plain, value))
     if isinstance(value, (*_SIMPLE, Tensor)):
@@ -177,13 +193,12 @@ class _Walk:
         self._files: dict[int, int] = {}
         # A path is the path before, a key, and how it is written; the empty path is the block.
         self._stack: list[tuple[Path, Any]] = [
-            (((), "hooks of all modules", " "), hooks._global_forward_hooks),
-            (((), "hooks of all modules", " "), hooks._global_forward_pre_hooks),
+            *((((), "hooks of all modules", " "), hooks) for hooks in hooks_of_all_modules()),
             *(((), root) for root in reversed(roots)),
         ]
         # What is made on the way must not share its identity with something else.
         self._alive: list[Any] = []
-        while self._stack and len(self._seen) < _MOST:
+        while self._stack and len(self._seen) < PYTHON_STATE.things:
             path, thing = self._stack.pop()
             if not isinstance(thing, _SIMPLE) and id(thing) not in self._seen:
                 self._seen.add(id(thing))
@@ -200,7 +215,7 @@ class _Walk:
             if not issubclass(thing, enum.Enum | BaseException):
                 self._classes(path, thing, functions=issubclass(thing, Function))
         elif isinstance(thing, ContextVar):
-            self.holders.append(Context(thing))
+            self.holders.append(ContextVariable(thing))
         elif isinstance(thing, types.MethodType):
             self._own_too(thing, thing.__self__)
             self._stack += [(path, thing.__self__), (path, thing.__func__)]
@@ -216,9 +231,9 @@ class _Walk:
             self.holders.append(generator)
         elif is_array(thing):
             if is_large(thing):
-                self.large.append((path, Raw(thing)))
+                self.large.append((path, ArrayBytes(thing)))
             else:
-                self.holders.append(Raw(thing))
+                self.holders.append(ArrayBytes(thing))
         elif isinstance(thing, weakref.ref):
             self._stack.append((path, thing()))
         elif is_opaque(thing):
@@ -227,7 +242,7 @@ class _Walk:
             self._object(path, thing)
 
     def _own_too(self, thing: Any, *others: Any) -> None:
-        """Treat what a block is made of as the block."""
+        """Treat what belongs to a block as the block itself."""
         if id(thing) in self._own:
             self._own.update(map(id, others))
             self._alive += others
@@ -237,7 +252,7 @@ class _Walk:
             self.empty.append(thing)
             return
         self.holders.append(holder)
-        if isinstance(holder, Many):
+        if isinstance(holder, LargeContainer):
             self.large.append((path, Entries(thing) if isinstance(thing, dict) else Items(thing)))
         else:
             pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
@@ -251,26 +266,26 @@ class _Walk:
 
     def _module(self, path: Path, module: nn.Module) -> None:
         own, derived = vars(module), derived_names(module)
-        if not isinstance(module._parameters, dict) or "training" not in own:
+        own_parameters = parameters(module)
+        if not isinstance(own_parameters, dict) or "training" not in own:
             # Compiled and scripted modules look like modules but keep things elsewhere.
             self._unusual(path, module)
             return
+        own_buffers, own_children = buffers(module), children(module)
         self.holders.append(Attributes(own, [name for name in own if name not in STANDARD]))
         for name, value in own.items():
             if name in STANDARD:
                 self._standard((path, name, "."), value)
             elif not isinstance(value, _SIMPLE) and name not in derived:
                 self._stack.append(((path, name, "."), value))
-        self.structure += [(path, Entries(module._parameters))] if module._parameters else []
-        self.empty += [] if module._parameters else [module._parameters]
-        self.holders += [Buffers(module._buffers)] if module._buffers else []
-        self.empty += [] if module._buffers else [module._buffers]
+        self.structure += [(path, Entries(own_parameters))] if own_parameters else []
+        self.holders += [Buffers(own_buffers)] if own_buffers else []
         if id(module) in self._own:
-            children = [(name, child) for name, child in module._modules.items() if child is not None]
-            self._own.update(id(child) for _, child in children)
-            self._stack += [((path, name, "."), child) for name, child in reversed(children)]
-        self.structure += [(path, Entries(module._modules))] if module._modules else []
-        self.empty += [] if module._modules else [module._modules]
+            there = [(name, child) for name, child in own_children.items() if child is not None]
+            self._own.update(id(child) for _, child in there)
+            self._stack += [((path, name, "."), child) for name, child in reversed(there)]
+        self.structure += [(path, Entries(own_children))] if own_children else []
+        self.empty += [each for each in (own_parameters, own_buffers, own_children) if not each]
         self._classes(path, type(module))
 
     def _unusual(self, path: Path, module: nn.Module) -> None:
@@ -280,7 +295,7 @@ class _Walk:
 
     def _standard(self, path: Path, value: Any) -> None:
         """Follow one of the dictionaries of hooks that every module has."""
-        if isinstance(value, dict | set) and path[1] not in ("_parameters", "_buffers", "_modules"):
+        if isinstance(value, dict | set) and path[1] not in PARTS:
             if value:
                 self._stack.append((path, value))
             else:
@@ -308,12 +323,12 @@ class _Walk:
 
     def _function(self, path: Path, function: types.FunctionType) -> None:
         variables = function.__code__.co_freevars
-        files = self._files.setdefault(id(function), 0 if id(function) in self._own else _FILES)
+        files = self._files.setdefault(id(function), 0 if id(function) in self._own else PYTHON_STATE.files)
         for name, cell in zip(variables, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen.add(id(cell))
-                self.holders.append(Cell(cell))
-                contents = Cell(cell).read()
+                self.holders.append(ClosureCell(cell))
+                contents = ClosureCell(cell).read()
                 self._own_too(function, *contents)
                 self._files.update((id(value), files) for value in contents if isinstance(value, types.FunctionType))
                 self._stack += [((path, name, " "), value) for value in contents]
@@ -327,7 +342,7 @@ class _Walk:
             value = around.get(name)
             if isinstance(value, type | types.FunctionType):
                 far = files + (value.__module__ != function.__module__)
-                if far > _FILES:
+                if far > PYTHON_STATE.files:
                     continue
                 self._files.setdefault(id(value), far)
             self._stack.append(((path, name, " "), value))

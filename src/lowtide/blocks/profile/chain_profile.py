@@ -1,4 +1,4 @@
-"""A chain of blocks as positions, each with its figures: every distinct block is run by itself once.
+"""The profile of a chain: its positions, each with its costs. Every distinct block is run by itself once.
 
 Blocks count as the same if they are the same object, or modules of the same classes with equal settings and tensors of
 equal shapes, and are given equal shapes. A block that writes over its input is joined with the one before it.
@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
-from torch._C._autograd import _profiler_enabled
-from torch.utils import _pytree as pytree
 
 from lowtide.blocks.block.contents import Contents, contents_of, module_key
 from lowtide.blocks.block.position import Arguments, Position, Unit
 from lowtide.blocks.block.side_effects import Autocast, autocast_as, owners_of
 from lowtide.blocks.block.tensor_spec import NEEDS_GRADIENT, Block, Spec, State, aliases_of, label_of, spec_of, specs_of
-from lowtide.blocks.profile.unit_costs import NEW, Figures, InPlaceError, profile_unit, state_after
-from lowtide.blocks.python_state.snapshot import Memory
+from lowtide.blocks.profile.isolated_run import state_after
+from lowtide.blocks.profile.unit_costs import NEW, UnitCosts
+from lowtide.blocks.profile.unit_probe import InPlaceError, profile_unit
+from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.errors import InvalidInputError
+from lowtide.measure import is_profiled
 from lowtide.progress import Progress
+from lowtide.pytorch.nested import tree_leaves
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,29 +36,29 @@ class Blocks:
         names: Name of every block.
         blocks: The blocks.
         contents: What each is made of.
-        memories: What each remembers in Python.
+        python_states: What each remembers in Python.
         emits: How many tensors at the end of every block's results leave the chain.
     """
 
     names: tuple[str, ...]
     blocks: tuple[Block, ...]
     contents: tuple[Contents, ...]
-    memories: tuple[Memory, ...]
+    python_states: tuple[PythonState, ...]
     emits: int = 0
 
     @staticmethod
     def of(names: Sequence[str], blocks: Sequence[Block], emits: int) -> Blocks:
         """Return `blocks` with what they are made of."""
         known: dict[int, Contents] = {}
-        memories: dict[int, Memory] = {}
+        python_states: dict[int, PythonState] = {}
         for block in blocks:
             if id(block) not in known:
-                known[id(block)], memories[id(block)] = contents_of(block), Memory([block])
+                known[id(block)], python_states[id(block)] = contents_of(block), PythonState([block])
         return Blocks(
             tuple(names),
             tuple(blocks),
             tuple(known[id(block)] for block in blocks),
-            tuple(memories[id(block)] for block in blocks),
+            tuple(python_states[id(block)] for block in blocks),
             emits,
         )
 
@@ -73,66 +75,66 @@ class Blocks:
             labels=tuple(label_of(self.names[k], self.blocks[k]) for k in range(first, last + 1)),
             contents=parts[0] if first == last else Contents(tuple(modules.values()), tuple(tensors.values())),
             emits=self.emits,
-            memory=self.memories[first] if first == last else Memory(self.blocks[first : last + 1]),
+            python_state=self.python_states[first] if first == last else PythonState(self.blocks[first : last + 1]),
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Captured:
-    """A chain that was looked at: its positions and the figures of each, in order.
+class ChainProfile:
+    """What a chain is and costs: its positions and the costs of each, in order.
 
     Attributes:
         positions: The positions.
-        figures: Their figures.
+        costs: Their costs.
         state: What the tensors of the chain's input are.
     """
 
     positions: tuple[Position, ...]
-    figures: tuple[Figures, ...]
+    costs: tuple[UnitCosts, ...]
     state: tuple[Spec, ...]
 
 
-def capture_chain(
+def profile_chain(
     blocks: Blocks, state: State, arguments: Arguments, autocast: Autocast, progress: Progress
-) -> Captured:
+) -> ChainProfile:
     """Return what the chain is and costs when it is called with `state` and `arguments`.
 
-    Nothing but the blocks' own temporary memory is used: parameters, gradients, buffers and generators stay as they
-    are. Where a profiler watches the caller's thread the blocks run in another one.
+    Nothing but the blocks' own temporary memory is used: parameters, gradients, buffers and random generators stay as
+    they are. Where a profiler watches the caller's thread the blocks run in another one.
     """
 
-    def look() -> Captured:
+    def run() -> ChainProfile:
         with autocast_as(autocast):
-            return _Capture(blocks, arguments, progress).run(state)
+            return _Profiling(blocks, arguments, progress).run(state)
 
-    if not _profiler_enabled():
-        return look()
+    if not is_profiled():
+        return run()
     with ThreadPoolExecutor(1, "lowtide-profile") as pool:
-        return pool.submit(look).result()
+        return pool.submit(run).result()
 
 
-class _Capture:
+class _Profiling:
     """Goes through the blocks from first to last."""
 
     def __init__(self, blocks: Blocks, arguments: Arguments, progress: Progress) -> None:
         self._blocks, self._arguments, self._progress = blocks, arguments, progress
         self._uses = _uses(blocks, arguments)
-        self._known: dict[Any, Figures] = {}
+        self._known: dict[Any, UnitCosts] = {}
         self._keys: dict[int, Any] = {}
         self._number = len(blocks.blocks)
-        self._keywords = specs_of(pytree.tree_leaves(arguments.keywords)) if arguments.keywords else ()
+        self._keywords = specs_of(tree_leaves(arguments.keywords)) if arguments.keywords else ()
 
-    def run(self, state: State) -> Captured:
-        """Return the positions and figures of the chain."""
+    def run(self, state: State) -> ChainProfile:
+        """Return the positions and costs of the chain."""
         given = tuple(spec_of(tensor) for tensor in state)
         current = tuple(tensor.detach() for tensor in state)
         needs = tuple(index for index, spec in enumerate(given) if spec[NEEDS_GRADIENT])
-        found: list[tuple[Position, Figures]] = []
+        found: list[tuple[Position, UnitCosts]] = []
         # The state before each position so far that may yet have to be joined with the next one.
         entry = (current, needs)
         for k in range(self._number):
             try:
-                position, figures, after = self._look(self._blocks.unit(k, k), current, needs)
+                position, costs, after = self._profile(self._blocks.unit(k, k), current, needs)
                 entry = (current, needs)
             except InPlaceError:
                 if not found:
@@ -142,45 +144,46 @@ class _Capture:
                         "(inplace=False), or put the block before it into the chain as well."
                     ) from None
                 joined, _ = found.pop()
-                position, figures, after = self._look(self._blocks.unit(joined.unit.first, k), *entry)
-            found.append((position, figures))
-            emitted = figures.results - len(after)
-            current, needs = after, tuple(index for index in figures.gives if index < figures.results - emitted)
+                position, costs, after = self._profile(self._blocks.unit(joined.unit.first, k), *entry)
+            found.append((position, costs))
+            emitted = costs.results - len(after)
+            current, needs = after, tuple(index for index in costs.gives if index < costs.results - emitted)
         positions = self._with_shared_foreigners([position for position, _ in found])
-        return Captured(tuple(positions), tuple(figures for _, figures in found), given)
+        return ChainProfile(tuple(positions), tuple(costs for _, costs in found), given)
 
-    def _look(self, unit: Unit, state: State, needs: tuple[int, ...]) -> tuple[Position, Figures, State]:
-        """Return the position of `unit`, its figures, and the state after it."""
+    def _profile(self, unit: Unit, state: State, needs: tuple[int, ...]) -> tuple[Position, UnitCosts, State]:
+        """Return the position of `unit`, its costs, and the state after it."""
         draft = self._draft(unit, len(state), needs)
         key = self._key(draft, state)
-        figures = self._known.get(key)
-        if figures is None:
+        costs = self._known.get(key)
+        if costs is None:
             self._progress(f"running block {unit.name} of {self._number} by itself")
             before = "the input of the chain" if not unit.first else f"the output of block {unit.first - 1}"
-            figures, after = profile_unit(draft, state, self._arguments, before)
-            if not figures.foreign or not any(isinstance(block, nn.Module) for block in unit.blocks):
-                self._known[key] = figures
+            costs, after = profile_unit(draft, state, self._arguments, before)
+            if not costs.foreign or not any(isinstance(block, nn.Module) for block in unit.blocks):
+                self._known[key] = costs
         else:
-            after = self._sample(draft, figures, state)
+            after = self._sample(draft, costs, state)
         owners = owners_of(unit.contents.modules)
         position = replace(
             draft,
-            gives=figures.gives,
-            results=figures.results,
-            reads_state=bool(figures.saved_state),
-            parameters=draft.parameters + figures.foreign,
-            random=figures.left.random,
-            draws=figures.left.draws,
-            stores=figures.left.stores,
-            changing=tuple(owners[index] for index in figures.changing),
-            stops=figures.stop_seconds is not None,
+            gives=costs.gives,
+            results=costs.results,
+            reads_state=bool(costs.saved_state),
+            parameters=draft.parameters + costs.foreign,
+            random=costs.effects.random,
+            draws=costs.effects.draws,
+            stores=costs.effects.stores,
+            changing=tuple(owners[index] for index in costs.changing),
+            stops=costs.stop_seconds is not None,
         )
-        return position, figures, after
+        return position, costs, after
 
     def _draft(self, unit: Unit, state_size: int, needs: tuple[int, ...]) -> Position:
         parameters = tuple(each for each in unit.contents.parameters() if each.requires_grad and each.is_leaf)
         extra_places, keyword_places = self._arguments.places(unit.first, unit.first + len(unit.blocks) - 1)
-        leaves = tuple(dict.fromkeys([*(leaf for *_, leaf in extra_places), *(leaf for _, leaf in keyword_places)]))
+        places = [*(leaf for _, _, leaf in extra_places), *(leaf for _, leaf in keyword_places)]
+        leaves = tuple(dict.fromkeys(places))
         return Position(
             unit=unit,
             state_size=state_size,
@@ -207,7 +210,7 @@ class _Capture:
             draft.final,
             tuple(map(specs_of, rows)),
             self._keywords,
-            draft.extra_places and tuple(place[:2] for place in draft.extra_places),
+            tuple((block, argument) for block, argument, _ in draft.extra_places),
             draft.shared_parameters,
             draft.shared_leaves,
         )
@@ -217,11 +220,11 @@ class _Capture:
             self._keys[id(block)] = module_key(block) if isinstance(block, nn.Module) else id(block)
         return self._keys[id(block)]
 
-    def _sample(self, draft: Position, figures: Figures, state: State) -> State:
+    def _sample(self, draft: Position, costs: UnitCosts, state: State) -> State:
         """Return a state such as a unit that is known already gives."""
-        if figures.after == specs_of(state) and NEW in figures.sources:
+        if costs.after == specs_of(state) and NEW in costs.sources:
             return state
-        return state_after(replace(draft, gives=figures.gives, results=figures.results), state, self._arguments)
+        return state_after(replace(draft, gives=costs.gives, results=costs.results), state, self._arguments)
 
     def _is_shared(self, tensor: Tensor, unit: Unit) -> bool:
         first, last = self._uses[id(tensor)]
@@ -242,7 +245,7 @@ class _Capture:
 def _uses(blocks: Blocks, arguments: Arguments) -> dict[int, tuple[int, int]]:
     """Return the first and the last block that uses each parameter and each leaf."""
     uses: dict[int, tuple[int, int]] = {}
-    everywhere = [value for value in pytree.tree_leaves(arguments.keywords) if isinstance(value, Tensor)]
+    everywhere = [value for value in tree_leaves(arguments.keywords) if isinstance(value, Tensor)]
     for k, (contents, row) in enumerate(zip(blocks.contents, arguments.extras, strict=True)):
         extras = [value for value in row if isinstance(value, Tensor)]
         for tensor in (*contents.parameters(), *extras, *everywhere):

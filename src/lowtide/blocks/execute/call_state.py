@@ -1,4 +1,4 @@
-"""What one call of a chain keeps between its forward and its backward, and how its forward steps are run from that."""
+"""One call of a planned chain: what it keeps between forward and backward, and how its forward steps run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lowtide.blocks.block.autograd_piece import Kept
+from lowtide.blocks import refusals as refused
+from lowtide.blocks.block.autograd_piece import BlockGraph
 from lowtide.blocks.block.position import Arguments, Position
-from lowtide.blocks.block.side_effects import Autocast, RandomStates, put_random, take_random
+from lowtide.blocks.block.side_effects import Autocast, RandomStates, read_random_states, restore_random_states
 from lowtide.blocks.block.tensor_spec import State
 from lowtide.blocks.execute.steps import Step
-from lowtide.blocks.python_state import refusals as refused
-from lowtide.blocks.python_state.random_streams import States, put_streams, take_streams
-from lowtide.blocks.python_state.snapshot import Memory, Snapshot
+from lowtide.blocks.python_state.random_streams import StreamStates, read_streams, restore_streams
+from lowtide.blocks.python_state.snapshot import PythonState, Snapshot, named, why_not_repeatable
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError
+from lowtide.pytorch.tensor_versions import versions_of
 
 
 @dataclass
-class Tape:
+class CallState:
     """What one call keeps between its forward and its backward.
 
     Attributes:
@@ -31,8 +32,8 @@ class Tape:
         draws: Whether one of the positions draws random numbers of Python or numpy.
         verify: Whether contents of parameters and inputs are compared between forward and backward.
         states: States that are alive, by the position that reads them.
-        kept: Pieces of autograd graph that are alive, by position.
-        random: States of generators before the first run of positions that run again.
+        graphs: Autograd graphs that are alive, by position.
+        random: States of PyTorch's generators before the first run of positions that run again.
         streams: States of Python's and numpy's generators before the first run of positions that draw from them.
         remembered: What positions remembered before their first run.
         stashes: Buffers before the first run of positions that run again.
@@ -48,15 +49,15 @@ class Tape:
     draws: bool = False
     verify: bool = False
     states: dict[int, State] = field(default_factory=dict)
-    kept: dict[int, Kept] = field(default_factory=dict)
+    graphs: dict[int, BlockGraph] = field(default_factory=dict)
     random: dict[int, RandomStates] = field(default_factory=dict)
     stashes: dict[int, list[Tensor]] = field(default_factory=dict)
     versions: list[tuple[int, int]] = field(default_factory=list)
     others: list[tuple[int, int]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     constants: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    streams: dict[int, States] = field(default_factory=dict)
-    remembered: dict[int, tuple[Memory, Snapshot]] = field(default_factory=dict)
+    streams: dict[int, StreamStates] = field(default_factory=dict)
+    remembered: dict[int, tuple[PythonState, Snapshot]] = field(default_factory=dict)
 
     def run(self, step: Step) -> State:
         """Run one forward step and return all its results."""
@@ -66,66 +67,68 @@ class Tape:
             del self.states[step.position]
         if step.again:
             return self._run_again(step, position, state)
-        memory = position.unit.memory_for(self.arguments)
-        before = memory.present()
-        versions = [tensor._version for tensor in state]
+        python_state = position.unit.python_state_for(self.arguments)
+        before = python_state.snapshot()
+        versions = versions_of(state)
         if not step.last:
-            self.remembered[step.position] = memory, before
+            self.remembered[step.position] = python_state, before
         results = self._first_run(step, position, state)
-        if [tensor._version for tensor in state] != versions:
+        if versions_of(state) != versions:
             raise refused.state(position.unit.labels[-1])
-        self._check(position, memory, before, recorded=step.keep or step.blank)
+        self._check(position, python_state, before, recorded=step.keep or step.defer)
         return results
 
-    def _check(self, position: Position, memory: Memory, before: Snapshot, *, recorded: bool) -> None:
+    def _check(self, position: Position, python_state: PythonState, before: Snapshot, *, recorded: bool) -> None:
         """Raise if a first run that began with `before` could not be repeated."""
-        after = memory.present()
+        after = python_state.snapshot()
         if after is before:
             return
-        error = refused.of_run(position.unit.labels[-1], before, after, recorded=recorded, known=position.stores)
+        error = why_not_repeatable(position.unit.labels[-1], before, after, recorded=recorded, known=position.stores)
         if error is not None:
             raise error
         if after is not before and position.stores:
-            # What is stored belongs to the block, which may let it go at any time.
-            memory.forget()
+            # What is stored belongs to the block, which may drop it at any time.
+            python_state.forget()
 
     def _first_run(self, step: Step, position: Position, state: State) -> State:
         """Run a step for the first time, and note what a repeated run will need."""
         if step.last:
             return self._plain_run(step, position, state)
         if self.draws:
-            self.streams[step.position] = take_streams()
+            self.streams[step.position] = read_streams()
         if position.constant:
             self.constants[step.position] = position.versions()
         if position.changing:
             self.stashes[step.position] = position.stash()
         places = position.places
         if position.random:
-            self.random[step.position] = take_random(places)
+            self.random[step.position] = read_random_states(places)
             return self._plain_run(step, position, state)
         # It drew no random numbers when it was looked at; if it does now, it can still be replayed.
-        before = [state.numpy().tobytes() for state in take_random(places)]
+        before = [state.numpy().tobytes() for state in read_random_states(places)]
         results = self._plain_run(step, position, state)
-        if before != [state.numpy().tobytes() for state in take_random(places)]:
+        if before != [state.numpy().tobytes() for state in read_random_states(places)]:
             self.random[step.position] = tuple(torch.frombuffer(bytearray(each), dtype=torch.uint8) for each in before)
         return results
 
     def _plain_run(self, step: Step, position: Position, state: State) -> State:
         if step.fill:
-            position.fill(self.kept[step.position], state, self.arguments)
+            position.fill(self.graphs[step.position], state, self.arguments)
             return ()
         if step.keep:
-            results, self.kept[step.position] = position.run_kept(state, self.arguments, apart=step.apart)
-        elif step.blank:
-            results, self.kept[step.position] = position.run_blank(state, self.arguments)
+            results, self.graphs[step.position] = position.run_recorded(
+                state, self.arguments, supply_state=step.supply_state
+            )
+        elif step.defer:
+            results, self.graphs[step.position] = position.run_deferred(state, self.arguments)
         else:
             results = position.run(state, self.arguments)
         return results
 
     def _run_again(self, step: Step, position: Position, state: State) -> State:
-        """Run a step anew with the random numbers and buffers of its first run, and without other traces."""
+        """Repeat a step with the random numbers and buffers of its first run; it leaves everything as it was."""
         with self._as_then(step.position, position.unit.labels[-1]):
-            results = self._run_quietly(step, position, state)
+            results = self._replay(step, position, state)
         if step.last:
             for rows in (self.random, self.stashes, self.streams, self.remembered):
                 rows.pop(step.position, None)
@@ -133,32 +136,33 @@ class Tape:
 
     @contextmanager
     def _as_then(self, place: int, label: str) -> Iterator[None]:
-        """Let a position remember what it did before its first run, and draw the same numbers of Python and numpy."""
-        memory, wanted = self.remembered[place]
-        now = memory.present()
+        """Give a position the Python state and the random numbers of Python and numpy that its first run had."""
+        python_state, wanted = self.remembered[place]
+        now = python_state.snapshot()
         if (path := wanted.overwritten()) is not None:
-            raise refused.overwritten(label, path)
+            raise refused.overwritten(label, named(path))
         streams = self.streams.get(place)
-        present = take_streams() if streams is not None else ()
+        present = read_streams() if streams is not None else ()
         try:
             if wanted is not now:
-                memory.put(wanted)
+                python_state.restore(wanted)
             if streams is not None:
-                put_streams(streams)
+                restore_streams(streams)
             yield
         finally:
-            memory.put(now)
+            python_state.restore(now)
             if self.positions[place].stores:
-                memory.forget()
+                python_state.forget()
             if streams is not None:
-                put_streams(present)
+                restore_streams(present)
 
-    def _run_quietly(self, step: Step, position: Position, state: State) -> State:
+    def _replay(self, step: Step, position: Position, state: State) -> State:
         random = self.random.get(step.position)
-        places, present = position.places, ()
+        places = position.places
+        present: RandomStates = ()
         if random is not None:
-            present = take_random(places)
-            put_random(places, random)
+            present = read_random_states(places)
+            restore_random_states(places, random)
         before = position.versions() if position.constant else []
         if before != self.constants.get(step.position, before):
             raise UnsupportedBackwardError(
@@ -170,7 +174,7 @@ class Tape:
                 results = self._plain_run(step, position, state)
         finally:
             if random is not None:
-                put_random(places, present)
+                restore_random_states(places, present)
         if before and position.versions() != before:
             raise InvalidModelError(
                 f"{position.unit.labels[-1]} changed one of its buffers when it was run again, but not when it was "
@@ -179,16 +183,16 @@ class Tape:
             )
         return results
 
-    def copy(self) -> Tape:
-        """Return a tape with the same contents, to go backward on while this one stays as it is."""
-        return Tape(
+    def copy(self) -> CallState:
+        """Return one with the same contents, to run backward on while this one stays as it is."""
+        return CallState(
             self.positions,
             self.arguments,
             self.autocast,
             self.draws,
             self.verify,
             self.states.copy(),
-            self.kept.copy(),
+            self.graphs.copy(),
             self.random.copy(),
             self.stashes.copy(),
             self.versions,
