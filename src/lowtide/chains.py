@@ -49,7 +49,8 @@ def chain(
             raises if they were changed in a way that PyTorch does not notice (`parameter.data.clamp_()`).
     """
     if isinstance(blocks, nn.Sequential | nn.ModuleList):
-        names, given = list(children(blocks)), list(children(blocks).values())
+        names = list(children(blocks))
+        given: list[Any] = list(children(blocks).values())
     elif isinstance(blocks, list | tuple):
         names, given = [str(number) for number in range(len(blocks))], list(blocks)
     else:

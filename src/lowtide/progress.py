@@ -1,4 +1,4 @@
-"""Progress of long planning: one line on stderr, shown only where a person is looking."""
+"""Progress of long planning: one line on stderr, shown only if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from types import TracebackType
 # Called with what is being done, in a few words.
 Progress = Callable[[str], None]
 
-_QUIET_SECONDS = 1.0
+# Work that takes less shows nothing: a line that flashes up tells nobody anything.
+_FIRST_SECONDS = 1.0
+# The line is cut to this width, so that it does not wrap in a usual terminal and can be overwritten.
 _WIDTH = 100
 
 
@@ -20,7 +22,7 @@ def silent(message: str) -> None:
 
 
 class ProgressLine:
-    """A line that is overwritten as work goes on and removed at the end; silent unless stderr is a terminal.
+    """A line that is overwritten as work goes on and removed at the end; nothing is written unless stderr is a terminal.
 
     Example:
         ```python
@@ -40,7 +42,7 @@ class ProgressLine:
     def __call__(self, message: str) -> None:
         """Show `message` and the seconds since the start."""
         seconds = time.monotonic() - self._start
-        if not sys.stderr.isatty() or seconds < _QUIET_SECONDS:
+        if not sys.stderr.isatty() or seconds < _FIRST_SECONDS:
             return
         self._shown = True
         sys.stderr.write("\r" + f"lowtide: {message} ({seconds:.0f} s)"[:_WIDTH].ljust(_WIDTH))

@@ -145,7 +145,7 @@ class PlannedBlocks:
         if not training or not torch.is_grad_enabled():
             return self._plain(state, self._arguments(state, extras, keywords))
         if torch.compiler.is_compiling():
-            # The compiler leaves out what it must not look into.
+            # The compiler calls a function that is disabled for it as it is.
             return _not_compiled(self._train)(state, extras, keywords)
         return self._train(state, extras, keywords)
 

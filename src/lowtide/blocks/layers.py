@@ -19,7 +19,8 @@ from lowtide.blocks.block.side_effects import RandomStates, random_devices, read
 from lowtide.blocks.chain import Chain, PlannedBlocks
 from lowtide.blocks.policy import PLANNING
 from lowtide.blocks.python_state.random_streams import StreamStates, mark_streams
-from lowtide.blocks.python_state.snapshot import PythonState, is_plain
+from lowtide.blocks.python_state.reachable import is_plain
+from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.blocks.unroll import Unrolled
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.plan.core.result import Plan

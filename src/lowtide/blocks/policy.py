@@ -58,7 +58,7 @@ class ChainPlanning:
         auto_effort: The share of its usual effort that `auto` makes. It asks `rotor`, which is nearly optimal on
             chains, so a long search finds little.
         stretches: A sequence is divided into at most so many stretches of time, which is as many blocks as the planner
-            for chains tells apart.
+            for chains distinguishes.
         least_layers: A list of fewer layers is not taken for the repeated layers of a model: with one layer there is
             nothing to plan.
     """

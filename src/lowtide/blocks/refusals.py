@@ -39,7 +39,7 @@ def stored(label: str, path: str) -> InvalidModelError:
 def stored_late(label: str, path: str) -> InvalidModelError:
     """Return the error about a block that has begun to store tensors."""
     return InvalidModelError(
-        f"{label} stores a tensor in {path!r}, but did not when it was looked at, so it is not known whether "
+        f"{label} stores a tensor in {path!r}, but did not when it was profiled, so it is not known whether "
         "the tensor needs a gradient. Store one in every call or in none, or return it (lowtide.chain(..., emits=1))."
     )
 
@@ -72,7 +72,7 @@ def parameter(label: str, name: str) -> InvalidModelError:
 def state(label: str) -> InvalidModelError:
     """Return the error about a block that has begun to write over its input."""
     return InvalidModelError(
-        f"{label} changes its input in place, but did not when it was looked at. Its input is kept for repeated runs; "
+        f"{label} changes its input in place, but did not when it was profiled. Its input is kept for repeated runs; "
         "let it work on a copy, or change its input in every call."
     )
 
@@ -80,8 +80,8 @@ def state(label: str) -> InvalidModelError:
 def drawn() -> InvalidModelError:
     """Return the error about random numbers of Python or numpy that no block drew when it was profiled."""
     return InvalidModelError(
-        "A block of the chain drew from Python's or numpy's global random numbers, but none did when they were looked "
-        "at, so a repeated run would get other numbers. Draw in every call, or use PyTorch's random numbers."
+        "A block of the chain drew from Python's or numpy's global random numbers, but none did when they were "
+        "profiled, so a repeated run would get other numbers. Draw in every call, or use PyTorch's random numbers."
     )
 
 

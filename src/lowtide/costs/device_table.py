@@ -15,6 +15,8 @@ import torch
 from lowtide.errors import InvalidOptionError
 
 _GIB = 2**30
+# About what PyTorch needs to dispatch an op, and on a GPU to launch its kernel as well.
+_CPU_OP_SECONDS, _GPU_OP_SECONDS = 2e-6, 5e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,7 @@ def _figures(
 ) -> DeviceFigures:
     float64, float32, float16, bfloat16 = (1e12 * figure for figure in tera)
     flops = {"float64": float64, "float32": float32, "float16": float16, "bfloat16": bfloat16}
-    # About what PyTorch needs to dispatch an op and launch its kernel.
-    overhead = 2e-6 if name == "cpu" else 5e-6
+    overhead = _CPU_OP_SECONDS if name == "cpu" else _GPU_OP_SECONDS
     return DeviceFigures(name, flops, 1e9 * gigabytes, gib * _GIB, overhead, frozenset(words.split()))
 
 

@@ -1,4 +1,4 @@
-"""One call of an op: how to tell calls apart, and what one costs."""
+"""One call of an op: its signature, which calls of the same cost share, and what it costs."""
 
 from __future__ import annotations
 

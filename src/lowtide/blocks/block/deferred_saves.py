@@ -109,7 +109,7 @@ def _contents(packed: Tensor | _Placeholder | None) -> Tensor:
     if tensor is None:
         raise InvalidModelError(
             "A block of the chain goes back through its own graph while it runs (torch.autograd.grad), but did not "
-            "when it was looked at. It must compute the same in every run."
+            "when it was profiled. It must compute the same in every run."
         )
     return tensor
 

@@ -24,7 +24,8 @@ from lowtide.blocks.block.contents import Contents, statistics_norms
 from lowtide.blocks.block.deferred_saves import DeferredSaves
 from lowtide.blocks.block.side_effects import Owner, buffers_replaced, cloned, random_devices
 from lowtide.blocks.block.tensor_spec import Block, State, as_state
-from lowtide.blocks.python_state.snapshot import PythonState, is_plain
+from lowtide.blocks.python_state.reachable import is_plain
+from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.errors import InvalidModelError
 from lowtide.pytorch.module_parts import buffer, buffers
 from lowtide.pytorch.nested import tree_flatten, tree_leaves, tree_unflatten
@@ -139,7 +140,7 @@ class Position:
         draws: Whether it draws those of Python or numpy.
         stores: Whether it stores tensors in Python that need no gradient.
         rewinds: Whether its Python state is to be restored after every run.
-        changing: Buffers that it changes, apart from those of normalisations.
+        changing: Buffers that it changes, without those of normalisations.
         stops: Whether a run for its backward only stops where the last tensor that backward reads is made.
         norms: Normalisations whose statistics it updates; worked out from the rest.
         constant: Its other buffers; worked out from the rest.
@@ -235,7 +236,7 @@ class Position:
         if len(results) == self.results:
             return results
         raise InvalidModelError(
-            f"{self.unit.labels[-1]} returned {len(results)} tensors; when it was looked at, it returned "
+            f"{self.unit.labels[-1]} returned {len(results)} tensors; when it was profiled, it returned "
             f"{self.results}. The number must not change from call to call."
         )
 

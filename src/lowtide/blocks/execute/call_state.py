@@ -16,7 +16,8 @@ from lowtide.blocks.block.side_effects import Autocast, RandomStates, read_rando
 from lowtide.blocks.block.tensor_spec import State
 from lowtide.blocks.execute.steps import Step
 from lowtide.blocks.python_state.random_streams import StreamStates, read_streams, restore_streams
-from lowtide.blocks.python_state.snapshot import PythonState, Snapshot, named, why_not_repeatable
+from lowtide.blocks.python_state.reachable import named
+from lowtide.blocks.python_state.snapshot import PythonState, Snapshot, why_not_repeatable
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError
 from lowtide.pytorch.tensor_versions import versions_of
 
@@ -104,7 +105,7 @@ class CallState:
         if position.random:
             self.random[step.position] = read_random_states(places)
             return self._plain_run(step, position, state)
-        # It drew no random numbers when it was looked at; if it does now, it can still be replayed.
+        # It drew no random numbers when it was profiled; if it does now, it can still be replayed.
         before = [state.numpy().tobytes() for state in read_random_states(places)]
         results = self._plain_run(step, position, state)
         if before != [state.numpy().tobytes() for state in read_random_states(places)]:
@@ -178,7 +179,7 @@ class CallState:
         if before and position.versions() != before:
             raise InvalidModelError(
                 f"{position.unit.labels[-1]} changed one of its buffers when it was run again, but not when it was "
-                "looked at. Its results would depend on how often it runs; a block may change a buffer in every call "
+                "profiled. Its results would depend on how often it runs; a block may change a buffer in every call "
                 "or in none."
             )
         return results

@@ -209,7 +209,7 @@ def _changed_itself(call: CallState, state_size: int, tensors: Sequence[Tensor])
     changed = [number for number, each in enumerate(tensors) if _mark(each) != call.versions[number]]
     what = _kind(call, state_size, changed[0], tensors[changed[0]])
     return InvalidModelError(
-        f"{what} was changed in place by a block of the chain, which did not when it was looked at. A repeated run "
+        f"{what} was changed in place by a block of the chain, which did not when it was profiled. A repeated run "
         "would begin with the new contents; let the block work on a copy."
     )
 

@@ -54,7 +54,7 @@ class UnitCosts:
         stop_seconds: Time of a run that stops when it has made what its backward reads; None if that is not worth it.
         stop_workspace_bytes: Most bytes during such a run, beyond what is held inside.
         effects: What a run changes in Python and in random generators.
-        changing: Which of its buffers it changes, apart from statistics of normalisations, by number.
+        changing: Which of its buffers it changes, without statistics of normalisations, by number.
         after: What the tensors of the state after it are.
         foreign: Parameters that it uses and that cannot be found in it.
     """

@@ -138,7 +138,7 @@ def _parameters_behind(results: Sequence[Tensor], marker: Any, position: Positio
 
 
 def _changed_buffers(position: Position, owners: Sequence[Owner], old: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return which buffers were changed, apart from the statistics of normalisations."""
+    """Return which buffers were changed, without the statistics of normalisations."""
     norms = {id(module) for module in position.norms}
     return tuple(
         index

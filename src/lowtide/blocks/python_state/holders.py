@@ -71,7 +71,7 @@ class Entries(_Held):
 
 
 class Attributes:
-    """The attributes of a module, apart from those that every module has for its own ends."""
+    """The attributes of a module, without those that every module has."""
 
     __slots__ = ("_get", "_names", "_size", "thing")
 
@@ -149,7 +149,7 @@ class Items(_Held):
 
 
 class LargeContainer(_Held):
-    """A container with too many entries to look at every time."""
+    """A container with too many entries to compare in every run."""
 
     __slots__ = ()
 
