@@ -250,7 +250,7 @@ DOORS = [
     "import lowtide; lowtide.measure_peak",
     "import lowtide; lowtide.chain",
     "import lowtide.blocks.profile.chain_profile",
-    "import lowtide.blocks.block.autograd_piece",
+    "import lowtide.blocks.block.block_graph",
     "import lowtide.costs.device_table",
     "import lowtide.lower.execute",
     "import lowtide.capture.build_program",

@@ -22,7 +22,7 @@ def silent(message: str) -> None:
 
 
 class ProgressLine:
-    """A line that is overwritten as work goes on and removed at the end; nothing is written unless stderr is a terminal.
+    """A line that is overwritten as work goes on and removed at the end; only if stderr is a terminal.
 
     Example:
         ```python

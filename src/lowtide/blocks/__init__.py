@@ -10,7 +10,7 @@ A training call of a chain goes through these files, in this order:
 3. `profile/chain_graph` writes the graph and costs that planners see. `chain` asks the planner for a schedule.
 4. `execute/chain_program` turns the schedule into `execute/steps` and runs them inside one node of the autograd graph;
    `execute/call_state` holds what one call keeps between forward and backward.
-5. Each step runs a position: `block/autograd_piece` is the autograd graph of that run alone, `block/deferred_saves`
+5. Each step runs a position: `block/block_graph` is the autograd graph of that run alone, `block/deferred_saves`
    lets a repeated run stop early, and `block/side_effects` and `python_state` make it see what the first run saw.
 
 `policy` has all tuned numbers, `block/tensor_spec` the small words that all share.

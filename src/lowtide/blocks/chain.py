@@ -242,7 +242,7 @@ class PlannedBlocks:
         _check_modules(self._modules, self._loose)
         with ProgressLine() as progress:
             profile = self._profile(state, arguments, autocast, progress)
-            if not any(costs.gives for costs in profile.costs):
+            if not any(costs.grad_results for costs in profile.costs):
                 return None
             made = chain_graph(profile)
             plan = self._solve(made, state[0].device, progress)

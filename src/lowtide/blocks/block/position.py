@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from lowtide.blocks import refusals as refused
-from lowtide.blocks.block.autograd_piece import (
+from lowtide.blocks.block.block_graph import (
     BlockGraph,
     Gradients,
     begin,
@@ -56,6 +56,11 @@ class Unit:
     contents: Contents
     emits: int = 0
     python_state: PythonState = field(default_factory=lambda: PythonState(()))
+
+    @property
+    def num_emitted(self) -> int:
+        """How many tensors at the end of its results leave the chain."""
+        return self.emits * len(self.blocks)
 
     def python_state_for(self, arguments: Arguments) -> PythonState:
         """Return what they remember, their arguments in a call included."""
@@ -126,8 +131,8 @@ class Position:
         unit: The blocks.
         state_size: How many tensors the state before it has.
         final: Whether it is the last one.
-        needs: Which tensors of the state before it need a gradient.
-        gives: Which of its results, state and emitted ones, need a gradient.
+        grad_state: Which tensors of the state before it need a gradient.
+        grad_results: Which of its results, state and emitted ones, need a gradient.
         results: How many results it has.
         reads_state: Whether its backward reads the state before it.
         parameters: Parameters that its gradients belong to.
@@ -150,8 +155,8 @@ class Position:
     unit: Unit
     state_size: int = 1
     final: bool = False
-    needs: tuple[int, ...] = ()
-    gives: tuple[int, ...] = ()
+    grad_state: tuple[int, ...] = ()
+    grad_results: tuple[int, ...] = ()
     results: int = 1
     reads_state: bool = False
     parameters: tuple[Tensor, ...] = ()
@@ -228,7 +233,7 @@ class Position:
             del entered
             shared = [self.parameters[index] for index in self.shared_parameters]
             shared += [aliases[self.leaves[index]] for index in self.shared_leaves]
-            graph = end([results[index] for index in self.gives], shared, edges, supply)
+            graph = end([results[index] for index in self.grad_results], shared, edges, supply)
         return tuple(tensor.detach() for tensor in results), graph
 
     def _checked(self, results: State) -> State:
@@ -250,11 +255,11 @@ class Position:
     def enter(self, state: State, arguments: Arguments) -> tuple[State, list[GradientEdge], dict[int, Tensor]]:
         """Return the state and the leaves as the beginning of a graph, and where their gradients will arrive."""
         leaves = [arguments.leaves[leaf] for leaf in self.leaves]
-        started, edges = begin([state[index] for index in self.needs] + leaves)
-        aliases = dict(zip(self.leaves, started[len(self.needs) :], strict=True))
-        if self.needs:
+        started, edges = begin([state[index] for index in self.grad_state] + leaves)
+        aliases = dict(zip(self.leaves, started[len(self.grad_state) :], strict=True))
+        if self.grad_state:
             entered = list(state)
-            for index, tensor in zip(self.needs, started, strict=False):
+            for index, tensor in zip(self.grad_state, started, strict=False):
                 entered[index] = tensor
             state = tuple(entered)
         return state, edges, aliases
@@ -302,7 +307,7 @@ class Position:
         `gradients` are those of all results; `sums` are the gradients so far of the shared parameters, then of the
         shared leaves. Both lists are emptied.
         """
-        entering = [gradients[index] for index in self.gives]
+        entering = [gradients[index] for index in self.grad_results]
         gradients.clear()
         if all(gradient is None for gradient in entering):
             found: list[Tensor | None] = [None] * (len(graph.edges) + len(self.parameters))
@@ -317,11 +322,11 @@ class Position:
     def _split(
         self, found: Sequence[Tensor | None]
     ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None]]:
-        needs, leaves = len(self.needs), len(self.leaves)
+        needs, leaves = len(self.grad_state), len(self.leaves)
         return found[:needs], found[needs : needs + leaves], found[needs + leaves :]
 
     def _shared_places(self) -> list[int]:
-        needs, leaves = len(self.needs), len(self.leaves)
+        needs, leaves = len(self.grad_state), len(self.leaves)
         return [needs + leaves + index for index in self.shared_parameters] + [
             needs + index for index in self.shared_leaves
         ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lowtide.blocks import refusals as refused
-from lowtide.blocks.block.autograd_piece import BlockGraph
+from lowtide.blocks.block.block_graph import BlockGraph
 from lowtide.blocks.block.position import Arguments, Position
 from lowtide.blocks.block.side_effects import Autocast, RandomStates, read_random_states, restore_random_states
 from lowtide.blocks.block.tensor_spec import State

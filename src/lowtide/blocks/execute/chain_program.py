@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide.blocks import refusals as refused
-from lowtide.blocks.block.autograd_piece import BlockGraph
+from lowtide.blocks.block.block_graph import BlockGraph
 from lowtide.blocks.block.position import Arguments, Position
 from lowtide.blocks.block.side_effects import Autocast, autocast_as
 from lowtide.blocks.block.tensor_spec import State
@@ -68,7 +68,7 @@ class ChainProgram:
         number = {key: index for index, key in enumerate(trained)}
         steps = steps_of([meanings[op] for op in schedule.steps], positions)
         boundary = len(schedule.forward)
-        emits = [position.unit.emits * len(position.unit.blocks) for position in positions]
+        emits = [position.unit.num_emitted for position in positions]
         places = [0, *accumulate(emits)]
         return ChainProgram(
             positions=tuple(positions),
@@ -176,10 +176,10 @@ _run_node: Callable[..., tuple[Tensor, ...]] = _ChainNode.apply
 def _without_gradient(program: ChainProgram, outputs: Sequence[Tensor], size: int) -> list[Tensor]:
     """Return the outputs that need no gradient."""
     last = program.positions[-1]
-    found = [outputs[index] for index in range(size) if index not in last.gives]
+    found = [outputs[index] for index in range(size) if index not in last.grad_results]
     for position, (place, own) in zip(program.positions, program.emitted, strict=True):
         first = position.results - own
-        found += [outputs[size + place + k] for k in range(own) if first + k not in position.gives]
+        found += [outputs[size + place + k] for k in range(own) if first + k not in position.grad_results]
     return found
 
 
@@ -276,7 +276,7 @@ class _Sums:
         for number, gradient in zip(numbers, of_parameters, strict=True):
             self.parameters[number] = gradient
         before: list[Tensor | None] = [None] * position.state_size
-        for index, gradient in zip(position.needs, of_state, strict=True):
+        for index, gradient in zip(position.grad_state, of_state, strict=True):
             before[index] = gradient
         return before
 

@@ -143,7 +143,7 @@ class _Writer:
         begun: set[int] = set()
         gradient = self._builder.add_input("gradient of the output", kind="tangent")
         for k in reversed(range(len(self._positions))):
-            if self._costs[k].gives:
+            if self._costs[k].grad_results:
                 gradient = self._backward(k, gradient, begun)
         graph = self._builder.build(outputs=dict.fromkeys(self._outputs))
         costs = self._builder.costs(f"measured on {devices.describe(self._device)}, block by block")
@@ -166,7 +166,7 @@ class _Writer:
             seconds, replay, random = seconds - costs.stop_seconds, 0, False
         if costs.effects.stored_bytes:
             outputs.append((f"{position.unit.name} stored", costs.effects.stored_bytes))
-        if costs.gives and costs.stop_seconds is None:
+        if costs.grad_results and costs.stop_seconds is None:
             outputs.append((f"{position.unit.name} inside", costs.inside_bytes))
         made = self._builder.add_op(
             f"{position.unit.name} forward",
@@ -185,7 +185,7 @@ class _Writer:
                 self._outputs.append(value)
         if costs.effects.stored_bytes:
             self._outputs.append(made[len(groups)])
-        if costs.gives and costs.stop_seconds is None:
+        if costs.grad_results and costs.stop_seconds is None:
             self._inside[k] = made[-1]
         self._ops.append(ChainOp(OpRole.FORWARD, k))
 
@@ -241,7 +241,7 @@ class _Writer:
         )
         self._ops.append(ChainOp(OpRole.GRADIENTS, k))
         self._outputs += made[1:]
-        if not any(costs.gives for costs in self._costs[:k]):
+        if not any(costs.grad_results for costs in self._costs[:k]):
             self._outputs.append(made[0])
         return made[0]
 
@@ -289,7 +289,7 @@ def _follow(profile: ChainProfile) -> tuple[list[list[_Token]], list[list[_Token
                 row.append(states[k][source])
             else:
                 row.append(row[alias] if alias < len(row) else _Token(0 if source == OUTSIDE else size, k + 1))
-        emitted = position.unit.emits * len(position.unit.blocks)
+        emitted = position.unit.num_emitted
         results.append(row)
         states.append(row[: len(row) - emitted])
         for token in states[-1]:

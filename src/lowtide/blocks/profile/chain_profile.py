@@ -128,14 +128,14 @@ class _Profiling:
         """Return the positions and costs of the chain."""
         given = tuple(spec_of(tensor) for tensor in state)
         current = tuple(tensor.detach() for tensor in state)
-        needs = tuple(index for index, spec in enumerate(given) if spec[NEEDS_GRADIENT])
+        grad_state = tuple(index for index, spec in enumerate(given) if spec[NEEDS_GRADIENT])
         found: list[tuple[Position, UnitCosts]] = []
         # The state before each position so far that may yet have to be joined with the next one.
-        entry = (current, needs)
+        entry = (current, grad_state)
         for k in range(self._number):
             try:
-                position, costs, after = self._profile(self._blocks.unit(k, k), current, needs)
-                entry = (current, needs)
+                position, costs, after = self._profile(self._blocks.unit(k, k), current, grad_state)
+                entry = (current, grad_state)
             except InPlaceError:
                 if not found:
                     raise InvalidInputError(
@@ -146,14 +146,13 @@ class _Profiling:
                 joined, _ = found.pop()
                 position, costs, after = self._profile(self._blocks.unit(joined.unit.first, k), *entry)
             found.append((position, costs))
-            emitted = costs.results - len(after)
-            current, needs = after, tuple(index for index in costs.gives if index < costs.results - emitted)
+            current, grad_state = after, tuple(index for index in costs.grad_results if index < len(after))
         positions = self._with_shared_foreigners([position for position, _ in found])
         return ChainProfile(tuple(positions), tuple(costs for _, costs in found), given)
 
-    def _profile(self, unit: Unit, state: State, needs: tuple[int, ...]) -> tuple[Position, UnitCosts, State]:
+    def _profile(self, unit: Unit, state: State, grad_state: tuple[int, ...]) -> tuple[Position, UnitCosts, State]:
         """Return the position of `unit`, its costs, and the state after it."""
-        draft = self._draft(unit, len(state), needs)
+        draft = self._draft(unit, len(state), grad_state)
         key = self._key(draft, state)
         costs = self._known.get(key)
         if costs is None:
@@ -167,7 +166,7 @@ class _Profiling:
         owners = owners_of(unit.contents.modules)
         position = replace(
             draft,
-            gives=costs.gives,
+            grad_results=costs.grad_results,
             results=costs.results,
             reads_state=bool(costs.saved_state),
             parameters=draft.parameters + costs.foreign,
@@ -179,7 +178,7 @@ class _Profiling:
         )
         return position, costs, after
 
-    def _draft(self, unit: Unit, state_size: int, needs: tuple[int, ...]) -> Position:
+    def _draft(self, unit: Unit, state_size: int, grad_state: tuple[int, ...]) -> Position:
         parameters = tuple(each for each in unit.contents.parameters() if each.requires_grad and each.is_leaf)
         extra_places, keyword_places = self._arguments.places(unit.first, unit.first + len(unit.blocks) - 1)
         places = [*(leaf for _, _, leaf in extra_places), *(leaf for _, leaf in keyword_places)]
@@ -188,7 +187,7 @@ class _Profiling:
             unit=unit,
             state_size=state_size,
             final=unit.first + len(unit.blocks) == self._number,
-            needs=needs,
+            grad_state=grad_state,
             parameters=parameters,
             leaves=leaves,
             shared_parameters=tuple(k for k, each in enumerate(parameters) if self._is_shared(each, unit)),
@@ -206,7 +205,7 @@ class _Profiling:
             tuple(map(self._block_key, unit.blocks)),
             specs_of(state),
             aliases_of(state),
-            draft.needs,
+            draft.grad_state,
             draft.final,
             tuple(map(specs_of, rows)),
             self._keywords,
@@ -221,10 +220,11 @@ class _Profiling:
         return self._keys[id(block)]
 
     def _sample(self, draft: Position, costs: UnitCosts, state: State) -> State:
-        """Return a state such as a unit that is known already gives."""
+        """Return a state such as a unit with known costs returns."""
         if costs.after == specs_of(state) and NEW in costs.sources:
             return state
-        return state_after(replace(draft, gives=costs.gives, results=costs.results), state, self._arguments)
+        known = replace(draft, grad_results=costs.grad_results, results=costs.results)
+        return state_after(known, state, self._arguments)
 
     def _is_shared(self, tensor: Tensor, unit: Unit) -> bool:
         first, last = self._uses[id(tensor)]

@@ -176,7 +176,7 @@ def state_after(position: Position, state: State, arguments: Arguments) -> State
     """Return the state after running `position` by itself."""
     with isolated(position, state, arguments):
         results = position.run(state, arguments)
-    return results[: len(results) - position.unit.emits * len(position.unit.blocks)]
+    return results[: len(results) - position.unit.num_emitted]
 
 
 def _restore_contents(label: str, guarded: Sequence[GuardedTensor]) -> InvalidModelError | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lowtide import device as devices
-from lowtide.blocks.block.autograd_piece import BlockGraph
+from lowtide.blocks.block.block_graph import BlockGraph
 from lowtide.blocks.block.position import Arguments, Position
 from lowtide.blocks.block.tensor_spec import State
 from lowtide.blocks.policy import EARLY_STOP
@@ -35,7 +35,7 @@ class UnitCosts:
     """What a unit is and costs.
 
     Attributes:
-        gives: Which of its results need a gradient.
+        grad_results: Which of its results need a gradient.
         results: How many results it has.
         sources: For every result, the tensor of the state whose storage it shares, or NEW, or OUTSIDE.
         aliases: For every result, the first one that has the same storage.
@@ -59,7 +59,7 @@ class UnitCosts:
         foreign: Parameters that it uses and that cannot be found in it.
     """
 
-    gives: tuple[int, ...]
+    grad_results: tuple[int, ...]
     results: int
     sources: tuple[int, ...]
     aliases: tuple[int, ...]
@@ -92,7 +92,7 @@ class _TrainingTrial:
         self._results: State = ()
         self._gradients: list[Tensor | None] = []
         self._graph: BlockGraph | None = None
-        emitted = position.unit.emits * len(position.unit.blocks)
+        emitted = position.unit.num_emitted
         # What receives the last state sends its gradient and holds on to it.
         self._from_outside = range(0 if position.final else position.results - emitted, position.results)
         self.found: tuple[Sequence[Tensor | None], ...] = ()
@@ -110,9 +110,9 @@ class _TrainingTrial:
 
     def turn(self) -> None:
         """Make the gradients of the results."""
-        gives = set(self._position.gives)
+        grad_results = set(self._position.grad_results)
         self._gradients = [
-            torch.ones_like(tensor) if index in gives and index not in self._from_outside else None
+            torch.ones_like(tensor) if index in grad_results and index not in self._from_outside else None
             for index, tensor in enumerate(self._results)
         ]
 
@@ -121,7 +121,7 @@ class _TrainingTrial:
         return [
             (index, torch.ones_like(self._results[index]))
             for index in self._from_outside
-            if index in self._position.gives
+            if index in self._position.grad_results
         ]
 
     def receive(self, gradients: list[tuple[int, Tensor]]) -> None:
@@ -209,10 +209,10 @@ def with_plain_run(position: Position, costs: UnitCosts, state: State, arguments
     ((peak, _),) = run_phases(phases, device)
     workspace = peak - sum(costs.result_bytes) - costs.inside_bytes
     costs = replace(costs, workspace_bytes=max(costs.workspace_bytes, workspace, 0))
-    if not costs.gives:
+    if not costs.grad_results:
         seconds = shortest(lambda: seconds_of(lambda: position.run(state, arguments), device, thread_time), BLOCKS)
         costs = replace(costs, seconds=seconds)
-    emitted = position.unit.emits * len(position.unit.blocks)
+    emitted = position.unit.num_emitted
     return costs, results[0][: len(results[0]) - emitted]
 
 

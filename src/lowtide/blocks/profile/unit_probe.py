@@ -7,7 +7,7 @@ results come from. Trial runs then measure what it costs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,11 +39,26 @@ def profile_unit(position: Position, state: State, arguments: Arguments, before:
     with isolated(position, state, arguments) as unchanged:
         costs, known = _probe(unchanged, state, arguments, before)
         with tensor_hooks_off(costs.foreign):
-            if costs.gives:
+            if costs.grad_results:
                 costs = with_training(known, costs, state, arguments)
                 costs = with_early_stop(known, costs, state, arguments)
             costs, after = with_plain_run(known, costs, state, arguments)
     return replace(costs, after=specs_of(after)), after
+
+
+@dataclass(frozen=True, eq=False)
+class _FirstRun:
+    """A recorded run of a unit.
+
+    Attributes:
+        results: What it returned.
+        saved: The tensors that autograd saved, by storage.
+        start: The sequence number of the autograd graph before it.
+    """
+
+    results: State
+    saved: dict[int, Tensor]
+    start: int
 
 
 def _probe(unchanged: StateBefore, state: State, arguments: Arguments, before: str) -> tuple[UnitCosts, Position]:
@@ -53,7 +68,34 @@ def _probe(unchanged: StateBefore, state: State, arguments: Arguments, before: s
     old = cloned([buffer(module, name) for module, name in owners])
     # Copies: the unit may write over its input, which belongs to the caller.
     trial = tuple(cloned(state))
-    versions = versions_of(trial)
+    run = _first_run(position, trial, arguments, before)
+    results = run.results
+    grad_results = tuple(index for index, tensor in enumerate(results) if tensor.requires_grad)
+    used = _parameters_behind([results[index] for index in grad_results], run.start, position)
+    changed = _changed_buffers(position, owners, old)
+    sources, sizes = _origins(position, trial, arguments, results)
+    effects = unchanged.undo(guarded, trial, results)
+    known = {id(parameter) for parameter in position.parameters}
+    costs = UnitCosts(
+        grad_results=grad_results,
+        results=len(results),
+        sources=sources,
+        aliases=aliases_of(results),
+        result_bytes=sizes,
+        saved_state=tuple(index for index, tensor in enumerate(trial) if storage_key(tensor) in run.saved),
+        saved_results=tuple(
+            index for index, tensor in enumerate(results) if storage_key(tensor) in run.saved and sources[index] == NEW
+        ),
+        effects=effects,
+        changing=changed,
+        foreign=tuple(parameter for parameter in used if id(parameter) not in known),
+    )
+    return costs, _completed(position, costs, owners)
+
+
+def _first_run(position: Position, state: State, arguments: Arguments, before: str) -> _FirstRun:
+    """Run `position` and record what autograd saves; raise if it writes over its input or its arguments."""
+    versions = versions_of(state)
     others = [tensor for tensor in _tensors_in(position, arguments) if not tensor.is_inference()]
     other_versions = versions_of(others)
     saved: dict[int, Tensor] = {}
@@ -63,47 +105,30 @@ def _probe(unchanged: StateBefore, state: State, arguments: Arguments, before: s
         return tensor
 
     with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
-        marker = (torch.zeros(1, requires_grad=True) * 1).grad_fn
-        entered, _, aliases = position.enter(trial, arguments)
+        start = sequence_number((torch.zeros(1, requires_grad=True) * 1).grad_fn)
+        entered, _, aliases = position.enter(state, arguments)
         results = explained(lambda: position.call(entered, arguments, aliases), position, state, before)
     check_results(position, results)
-    if versions_of(trial) != versions:
+    if versions_of(state) != versions:
         raise InPlaceError
     if versions_of(others) != other_versions:
         raise InvalidModelError(
             f"{position.unit.labels[-1]} changes one of its extra arguments in place; it could not be run again. "
             "Let it work on a copy."
         )
-    gives = tuple(index for index, tensor in enumerate(results) if tensor.requires_grad)
-    used = _parameters_behind([results[index] for index in gives], marker, position)
-    changed = _changed_buffers(position, owners, old)
-    sources, sizes = _origins(position, trial, arguments, results)
-    effects = unchanged.undo(guarded, trial, results)
-    known = {id(parameter) for parameter in position.parameters}
-    foreign = tuple(parameter for parameter in used if id(parameter) not in known)
-    costs = UnitCosts(
-        gives=gives,
-        results=len(results),
-        sources=sources,
-        aliases=aliases_of(results),
-        result_bytes=sizes,
-        saved_state=tuple(index for index, tensor in enumerate(trial) if storage_key(tensor) in saved),
-        saved_results=tuple(
-            index for index, tensor in enumerate(results) if storage_key(tensor) in saved and sources[index] == NEW
-        ),
-        effects=effects,
-        changing=changed,
-        foreign=foreign,
-    )
-    complete = replace(
+    return _FirstRun(results, saved, start)
+
+
+def _completed(position: Position, costs: UnitCosts, owners: Sequence[Owner]) -> Position:
+    """Return `position` with what trial runs need to know of it."""
+    return replace(
         position,
-        gives=gives,
-        results=len(results),
-        parameters=position.parameters + foreign,
-        changing=tuple(owners[index] for index in changed),
-        rewinds=effects.remembers,
+        grad_results=costs.grad_results,
+        results=costs.results,
+        parameters=position.parameters + costs.foreign,
+        changing=tuple(owners[index] for index in costs.changing),
+        rewinds=costs.effects.remembers,
     )
-    return costs, complete
 
 
 def _tensors_in(position: Position, arguments: Arguments) -> list[Tensor]:
@@ -112,9 +137,8 @@ def _tensors_in(position: Position, arguments: Arguments) -> list[Tensor]:
     return [value for row in rows for value in row if isinstance(value, Tensor)]
 
 
-def _parameters_behind(results: Sequence[Tensor], marker: Any, position: Position) -> list[Tensor]:
+def _parameters_behind(results: Sequence[Tensor], start: int, position: Position) -> list[Tensor]:
     """Return the leaf tensors that gradients of `results` reach; raise if they reach what was computed outside."""
-    start = sequence_number(marker)
     found: dict[int, Tensor] = {}
     seen: set[Any] = set()
     stack = [tensor.grad_fn for tensor in results]
