@@ -67,7 +67,7 @@ def assert_reads_shape_alone(target: Any, args: tuple[Any, ...], position: int) 
     """Raise unless `target` makes the same bits in the same layout whatever numbers the argument has."""
     x, expected = args[position], results(target, *args)
     others = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).fill_(number) for number in (torch.nan, 1e4)]
-    hollow = device.hollow(x.shape, x.stride(), x.dtype)
+    hollow = device.untouched_zeros(x.shape, x.stride(), x.dtype)
     assert hollow is not None
     for other in (*others, hollow):
         found = results(target, *args[:position], other, *args[position + 1 :])
@@ -136,29 +136,29 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not STATUS.exists(), reason="the system does not say how much memory a process has")
 def test_hollow_tensors_take_no_memory() -> None:
     before = resident_bytes()
-    tensor = device.hollow((1 << 14, 1 << 14), (1 << 14, 1), torch.float32)
+    tensor = device.untouched_zeros((1 << 14, 1 << 14), (1 << 14, 1), torch.float32)
     assert tensor is not None
     assert tensor.nbytes == 1 << 30
     assert not tensor[:: 1 << 10].any()
     assert resident_bytes() - before < 1 << 26
-    assert lowtide.measure_peak(lambda: device.hollow((1 << 14, 1 << 14), (1, 1 << 14), torch.float64)) < 100
+    assert lowtide.measure_peak(lambda: device.untouched_zeros((1 << 14, 1 << 14), (1, 1 << 14), torch.float64)) < 100
 
 
 def test_hollow_tensors_have_the_shape_asked_for() -> None:
-    small = device.hollow((2, 3, 4), (12, 1, 3), torch.bfloat16)
+    small = device.untouched_zeros((2, 3, 4), (12, 1, 3), torch.bfloat16)
     assert small is not None
     assert (small.shape, small.stride(), small.dtype) == ((2, 3, 4), (12, 1, 3), torch.bfloat16)
-    large = device.hollow((1 << 20,), (1,), torch.float64)
+    large = device.untouched_zeros((1 << 20,), (1,), torch.float64)
     assert large is not None
     assert not small.any()
     assert not large.any()
 
 
 def test_only_the_cpu_has_hollow_tensors() -> None:
-    assert device.can_be_hollow("cpu")
-    assert not device.can_be_hollow("cuda")
+    assert device.has_untouched_zeros("cpu")
+    assert not device.has_untouched_zeros("cuda")
     with pytest.raises(InvalidInputError):
-        device.can_be_hollow("meta")
+        device.has_untouched_zeros("meta")
 
 
 def no_pages(number: int) -> None:
@@ -168,8 +168,8 @@ def no_pages(number: int) -> None:
 def test_without_addresses_to_spare_tensors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     with as_traced():
         traced = captured(Layers(), numbers(2, 3, 24, 24))
-    monkeypatch.setattr(device, "_unmade", no_pages)
-    assert device.hollow((2, 3), (3, 1), torch.float32) is None
+    monkeypatch.setattr(device, "_untouched_pages", no_pages)
+    assert device.untouched_zeros((2, 3), (3, 1), torch.float32) is None
     graph = captured(Layers(), numbers(2, 3, 24, 24))
     read = {op.name: len(op.inputs) for op in graph.ops if "backward" in op.target and "+" not in op.target}
     assert read

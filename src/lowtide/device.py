@@ -55,34 +55,34 @@ def sums_rows_first(device: Device) -> bool:
     return as_device(device).type == "cpu"
 
 
-def can_be_hollow(device: Device) -> bool:
-    """Return True if `hollow` can make tensors for ops on `device`."""
+def has_untouched_zeros(device: Device) -> bool:
+    """Return True if `untouched_zeros` can make tensors for ops on `device`."""
     return as_device(device).type == "cpu" and hasattr(mmap, "MAP_PRIVATE")
 
 
-def hollow(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+def untouched_zeros(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
     """Return a dense tensor of zeros on the CPU that takes no memory as long as nobody writes into it.
 
-    It lies in pages that the system has promised and not made: where one is read, zeros are there. None if the system
-    does not promise as many, for the addresses of a process can be limited.
+    Its pages are reserved and never touched: the system gives a page memory when it is first written to, and reads of
+    one that was not return zeros. None if so many cannot be reserved, because the addresses of a process are limited.
     """
     number = prod(sizes)
     try:
-        pages = _unmade(number * dtype.itemsize)
+        pages = _untouched_pages(number * dtype.itemsize)
     except OSError:
         return None
     return torch.frombuffer(pages, dtype=dtype, count=number).as_strided(sizes, strides)
 
 
-_unmade_pages: list[mmap.mmap] = []
+_reserved: list[mmap.mmap] = []
 
 
-def _unmade(number: int) -> mmap.mmap:
+def _untouched_pages(number: int) -> mmap.mmap:
     """Return at least `number` bytes of pages that nobody has written to, shared by all who ask."""
-    if not _unmade_pages or len(_unmade_pages[-1]) < number:
+    if not _reserved or len(_reserved[-1]) < number:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        _unmade_pages[:] = [mmap.mmap(-1, number, flags=flags)]
-    return _unmade_pages[-1]
+        _reserved[:] = [mmap.mmap(-1, number, flags=flags)]
+    return _reserved[-1]
 
 
 def free_bytes(device: Device) -> int:

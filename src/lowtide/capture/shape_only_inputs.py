@@ -53,7 +53,7 @@ def hollow_out(module: fx.GraphModule) -> None:
 
 def is_hollow(node: fx.Node) -> bool:
     """Whether `node` makes a hollow tensor, which takes next to no time and no memory."""
-    return node.op == "call_function" and node.target is devices.hollow
+    return node.op == "call_function" and node.target is devices.untouched_zeros
 
 
 def _read_for_its_shape(node: fx.Node) -> fx.Node | None:
@@ -71,7 +71,7 @@ def _read_for_its_shape(node: fx.Node) -> fx.Node | None:
     tensor = source.meta["val"]
     plain = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
     whole = plain and 0 < tensor.numel() * tensor.element_size() == storage_bytes(tensor)
-    return source if whole and devices.can_be_hollow(tensor.device) else None
+    return source if whole and devices.has_untouched_zeros(tensor.device) else None
 
 
 def _add_hollow(graph: fx.Graph, like: torch.Tensor) -> fx.Node | None:
@@ -81,11 +81,11 @@ def _add_hollow(graph: fx.Graph, like: torch.Tensor) -> fx.Node | None:
     """
     args = (tuple(like.shape), like.stride(), like.dtype)
     with _disable_current_modes():
-        if devices.hollow(*args) is None:
+        if devices.untouched_zeros(*args) is None:
             return None
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
-        node = graph.call_function(devices.hollow, args)
+        node = graph.call_function(devices.untouched_zeros, args)
     with like.fake_mode:  # type: ignore[attr-defined]
         node.meta["val"] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     return node

@@ -22,15 +22,15 @@ def mode_names() -> list[str]:
 
 
 def in_dispatch_mode() -> bool:
-    """True if a dispatch mode is active; takes a fraction of the time of `mode_names`."""
+    """Return True if a dispatch mode is active; takes a fraction of the time of `mode_names`."""
     return bool(torch._C._len_torch_dispatch_stack())
 
 
 def in_func_transform() -> bool:
-    """True inside a transform of `torch.func` (grad, vmap, jvp, ...)."""
+    """Return True inside a transform of `torch.func` (grad, vmap, jvp, ...)."""
     return peek_interpreter_stack() is not None
 
 
 def in_forward_ad() -> bool:
-    """True inside a level of forward-mode AD."""
+    """Return True inside a level of forward-mode AD."""
     return forward_ad._current_level >= 0

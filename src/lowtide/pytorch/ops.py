@@ -31,12 +31,12 @@ softmax = torch._softmax
 
 
 def is_op(target: Any) -> TypeGuard[OpOverload[..., Any]]:
-    """True if an fx node with this target calls one op, and not a Python function or a graph."""
+    """Return True if an fx node with this target calls one op, and not a Python function or a graph."""
     return isinstance(target, OpOverload)
 
 
 def takes_graphs(target: Any) -> bool:
-    """True if `target` is an op that runs graphs it is given, such as `cond`."""
+    """Return True if `target` is an op that runs graphs it is given, such as `cond`."""
     return isinstance(target, HigherOrderOperator)
 
 
@@ -46,7 +46,7 @@ def op_name(target: Any) -> str:
 
 
 def changes_its_input(target: Any) -> bool:
-    """True if the schema of `target` says that it writes into an argument; what has no schema says nothing."""
+    """Return True if the schema of `target` says that it writes into an argument; what has no schema says nothing."""
     return bool(getattr(getattr(target, "_schema", None), "is_mutable", False))
 
 

@@ -8,8 +8,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false, make_cont
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that tensors share if and only if they share their storage, while they are alive."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    return int(tensor.untyped_storage()._cdata)
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
