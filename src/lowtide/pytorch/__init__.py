@@ -1,5 +1,9 @@
-"""What lowtide touches of PyTorch's insides: the names, the check that they are there, and doors to them.
+"""Everything private of PyTorch that lowtide uses, one file for each reason.
 
-PyTorch promises nothing about private names between versions, so each one stands in one table and is looked up before
-it is used.
+PyTorch promises nothing about private names between versions. So only this package uses them, and importing it checks
+that PyTorch has every name in the table of `required`.
 """
+
+from lowtide.pytorch.required import check_pytorch
+
+check_pytorch()
