@@ -51,7 +51,7 @@ class _Storages:
         self._exposed = set(map(self._find, _keys(exposed)))
 
     def drop(self, clone: fx.Node) -> None:
-        """Put the original in the place of `clone` if they cannot be told apart."""
+        """Put the original in the place of `clone` if they cannot be told from each other."""
         source = clone.all_input_nodes[0]
         copied, original = clone.meta["val"], source.meta["val"]
         layout = clone.kwargs.get("memory_format") or torch.preserve_format

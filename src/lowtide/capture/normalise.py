@@ -1,11 +1,14 @@
-"""Rewrites of the joint graph after which it computes what plain eager training computes, bit for bit.
+"""What makes a captured graph compute what plain eager training computes, bit for bit.
 
-A traced graph does not always compute what eager computes. Known differences are corrected here, before planning.
+A traced graph does not always do so. PyTorch decomposes some ops while it traces, into arithmetic that rounds
+differently, takes more memory and is slower than the kernel that eager uses: these are kept whole. Other differences
+are corrected by rewrites of the joint graph.
 """
 
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +18,12 @@ from lowtide.capture.program import is_getitem
 from lowtide.capture.unused_tangents import retrace
 from lowtide.pytorch.custom_ops import define_op
 from lowtide.pytorch.fake_tensors import fake_mode_of
-from lowtide.pytorch.ops import BATCH_NORM, BATCH_NORM_NO_STATISTICS
+from lowtide.pytorch.ops import (
+    BATCH_NORM,
+    BATCH_NORM_NO_STATISTICS,
+    UPSAMPLE_NEAREST_EXACT,
+    without_python_kernels,
+)
 
 
 def _mask(x: Tensor, keep: float) -> Tensor:
@@ -40,6 +48,25 @@ dropout_mask = define_op("dropout_mask(Tensor x, float keep) -> Tensor", _mask, 
 dropout_noise = define_op("dropout_noise(Tensor mask, float keep, ScalarType dtype) -> Tensor", _noise, _fake_noise)
 
 aten = torch.ops.aten
+
+
+_KEPT_WHOLE = (
+    aten.upsample_linear1d,
+    aten.upsample_bilinear2d,
+    aten.upsample_trilinear3d,
+    aten.upsample_bicubic2d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    *UPSAMPLE_NEAREST_EXACT,
+    aten.multi_margin_loss,
+    aten.multilabel_margin_loss_forward,
+)
+
+
+def keeping_kernels() -> AbstractContextManager[None]:
+    """Switch off the traced decompositions of ops that eager runs as one kernel."""
+    return without_python_kernels(_KEPT_WHOLE)
 
 
 def normalise(module: fx.GraphModule) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.capture.kept_kernels import keeping_kernels
+from lowtide.capture.normalise import keeping_kernels
 from lowtide.capture.source_lines import user_line
 from lowtide.errors import CaptureError, InvalidInputError, LowtideError
 from lowtide.lower.execute import LoweredVariant, run_quickly
@@ -35,11 +35,11 @@ def lowtide_backend(
         module: Forward graph, as captured.
         example_inputs: Its inputs.
         options: `budget`, and optionally `planner`, `costs` and `plan`, as for `lowtide.wrap`.
-        other: Anything else `torch.compile` passes on is refused.
+        other: Anything else that `torch.compile` passes on; it is refused.
     """
     if other:
         raise InvalidInputError(f"The lowtide backend does not know {sorted(other)}; pass options={{'budget': ...}}.")
-    # Autograd fills missing gradients with zeros unless told otherwise, and here nobody can tell it.
+    # What others compile is run by autograd as usual, which fills missing gradients with zeros.
     return training_backend(Session(Settings.from_options(options)), losses_only=False)(module, example_inputs)
 
 
@@ -79,7 +79,7 @@ def planning_backend(session: Session) -> Backend:
 
 @contextmanager
 def _capturing(module: fx.GraphModule, inputs: Sequence[Any], session: Session) -> Iterator[None]:
-    """Trace as eager runs, and note why a graph fails: the compiler may leave it alone and go on with the next."""
+    """Trace the ops that eager runs, and note why a graph fails: the compiler may skip it and go on with the next."""
     check_inputs(inputs)
     with keeping_kernels(), without_compiler_warnings():
         try:
@@ -91,7 +91,7 @@ def _capturing(module: fx.GraphModule, inputs: Sequence[Any], session: Session) 
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Turn every failure into an error of ours: the compiler takes some others as leave to run without a plan."""
+    """Turn every failure into an error of ours: after some others the compiler would run the graph without a plan."""
     try:
         yield
     except LowtideError:

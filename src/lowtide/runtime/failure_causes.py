@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from lowtide.capture.source_lines import is_inside, user_line
 from lowtide.errors import CaptureError, LowtideError, UnsupportedBackwardError
-from lowtide.pytorch.compiler.errors import BackendCompilerFailed, TorchDynamoException, is_untraceable
+from lowtide.pytorch.compiler.tracing import error_of_backend, is_of_compiler, is_untraceable
 from lowtide.pytorch.dispatch_modes import in_dispatch_mode, in_forward_ad, in_func_transform, mode_names
 from lowtide.pytorch.nested import map_tensors, tensor_leaves
 from lowtide.runtime.compiled_call import Entry
@@ -37,8 +37,7 @@ def lowtide_cause(error: BaseException) -> LowtideError | None:
         if isinstance(current, LowtideError):
             return current
         seen.add(id(current))
-        inner = current.inner_exception if isinstance(current, BackendCompilerFailed) else None
-        pending += [inner, current.__cause__, current.__context__]
+        pending += [error_of_backend(current), current.__cause__, current.__context__]
     return None
 
 
@@ -160,7 +159,7 @@ def _first_break(plain: Callable[..., Any], args: Any, kwargs: Any) -> str | Non
 
 def failed_here(error: Exception) -> LowtideError:
     """Return the error for a call that fails where plain training does not."""
-    if isinstance(error, TorchDynamoException):
+    if is_of_compiler(error):
         found = CaptureError(f"The model could not be captured: {in_words(error)}. {_ADVICE}")
     else:
         place = user_line("", traceback.extract_tb(error.__traceback__))
@@ -178,11 +177,11 @@ class _TracedError(Exception):
 
 def in_words(error: BaseException) -> str:
     """Return what the compiler says it cannot trace, in one line with the place in the user's code."""
-    if isinstance(error, BackendCompilerFailed):
-        inner, place = error.inner_exception, user_line(str(error), getattr(error, "real_stack", None))
+    place = user_line(str(error), getattr(error, "real_stack", None))
+    inner = error_of_backend(error)
+    if inner is not None:
         return f"{type(inner).__name__}: {inner}".splitlines()[0] + (f", at {place}" if place else "")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     what = lines[0] if lines else type(error).__name__
     why = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    place = user_line(str(error), getattr(error, "real_stack", None))
     return f"{what}{f' ({why.rstrip(chr(46))})' if why else ''}{f', at {place}' if place else ''}"

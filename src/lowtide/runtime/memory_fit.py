@@ -135,7 +135,7 @@ def batch_on_fakes(model: Callable[..., Any], make_batch: Callable[[int], Any], 
         raise
     except Exception as error:  # whatever the user's function does with tensors that have no data
         # Not everything can be made of fakes: data from files or other libraries. Then the batch is a real one.
-        made = _really(make_batch, size)
+        made = _make_real_batch(make_batch, size)
         warnings.warn(
             f"make_batch does not work without data ({type(error).__name__}: {error}), so real batches are made. "
             "Make it of new tensors only, as torch.zeros(size, ...), to plan without their memory.",
@@ -159,7 +159,7 @@ def as_batch(made: Any) -> Batch:
     )
 
 
-def _really(make_batch: Callable[[int], Any], size: int) -> Any:
+def _make_real_batch(make_batch: Callable[[int], Any], size: int) -> Any:
     try:
         with torch.random.fork_rng():
             return make_batch(size)

@@ -1,6 +1,6 @@
 """The road from a joint graph to what runs: capture, plan, choose variants, lower.
 
-`lowtide.plan` goes half of it, up to the plan; `lowtide.wrap` goes all of it.
+`lowtide.plan` takes the first two steps, `lowtide.wrap` takes all four.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from lowtide.schedule.steps import Schedule
 
 def plan_joint(joint: JointGraph, session: Session, *, losses_only: bool) -> PlannedGraph:
     """Return the plan that `session` makes for a joint graph; nothing is lowered."""
-    return plan_graph(capture(joint, losses_only=losses_only), session)
+    captured = capture(joint, losses_only=losses_only)
+    return plan_graph(captured, session)
 
 
 def lower_joint(joint: JointGraph, session: Session, *, losses_only: bool) -> LoweredVariant:
     """Return what runs a joint graph as `session` plans it."""
-    planned = plan_joint(joint, session, losses_only=losses_only)
-    return lower_graph(planned, choose_variants(planned), session, losses_only=losses_only)
+    captured = capture(joint, losses_only=losses_only)
+    planned = plan_graph(captured, session)
+    variants = choose_variants(planned)
+    return lower_graph(planned, variants, session, losses_only=losses_only)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def plan_graph(captured: CapturedGraph, session: Session) -> PlannedGraph:
     # A plan that the user gives may be one for all gradients.
     expected = frozenset() if session.is_given_for(captured.program) else captured.unlikely
     planned = _plan_without(captured, expected, session)
-    if planned.missing and choose_variants(planned).num_extra_bytes:
+    if planned.missing and choose_variants(planned).extra_bytes:
         planned = _plan_without(captured, frozenset(), session)
     session.record(planned.plan)
     return planned
@@ -83,12 +86,12 @@ class BackwardVariants:
     Attributes:
         kept: What any other backward than the planned one may read of forward; it recomputes the rest.
         for_all: The schedule of the backward for all gradients.
-        num_extra_bytes: What forward must save for it beyond what the plan counts.
+        extra_bytes: What forward must save for it beyond what the plan counts.
     """
 
     kept: frozenset[ValueId]
     for_all: Schedule
-    num_extra_bytes: int
+    extra_bytes: int
 
 
 def choose_variants(planned: PlannedGraph) -> BackwardVariants:

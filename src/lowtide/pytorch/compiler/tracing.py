@@ -1,4 +1,4 @@
-"""Dynamo: options for tracing, calls that are compiled again after an error, and answers at branches."""
+"""Dynamo: options for tracing, its errors, calls that are compiled again after one, and answers at branches."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import fx
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import OptimizedModule
 from torch._dynamo.convert_frame import input_codes
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]
 from torch._dynamo.utils import counters
@@ -44,6 +45,21 @@ def tracing_options(
         accumulated_recompile_limit=total_recompile_limit,
     )
     return patch
+
+
+def is_untraceable(error: BaseException) -> bool:
+    """Return True if `error` says that the user's code cannot be traced."""
+    return isinstance(error, Unsupported | UserError)
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """Return True if the compiler raised `error` itself."""
+    return isinstance(error, TorchDynamoException)
+
+
+def error_of_backend(error: BaseException) -> Exception | None:
+    """Return what a backend raised, if `error` is what the compiler made of that."""
+    return error.inner_exception if isinstance(error, BackendCompilerFailed) else None
 
 
 def compile_again() -> None:
