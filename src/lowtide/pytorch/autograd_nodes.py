@@ -20,7 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, _engine_run_backward
 
 # Between the forward graph and the autograd function there are a few frames of AOTAutograd's; more would be in vain.
-_MOST_FRAMES = 16
+_MOST_FRAMES = 12
 # The one Python function through which the engine is entered.
 _ENGINE = _engine_run_backward.__code__
 

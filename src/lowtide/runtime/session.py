@@ -24,7 +24,7 @@ from lowtide.runtime.peak_watch import Corrections
 from lowtide.settings import Settings
 from lowtide.units import Budget
 
-# Each retry is one more search; in practice the second or third aims at what it already has.
+# Each retry is one more search, and gains less than the one before.
 _MOST_RETRIES = 3
 
 
