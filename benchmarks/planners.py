@@ -29,12 +29,13 @@ import zoo
 from common import RESULTS, Row, describe_machine, emit, mib, number, run_child, table, text, write_results
 from lowtide.capture.program import Program
 from lowtide.errors import LowtideError, PlannerRefusedError
-from lowtide.lower.execute import boxed
+from lowtide.lower.execute import LoweredVariant, run_quickly
 from lowtide.lower.rewrite import Lowered, lower
 from lowtide.plan import registry
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
-from lowtide.runtime import backend
+from lowtide.pytorch.compiler.joint_graph import Run as GraphRun
+from lowtide.runtime import pipeline
 from lowtide.schedule.steps import Schedule
 
 SEED = 7
@@ -68,28 +69,27 @@ class Run:
 @contextmanager
 def spying(seen: list[tuple[Program, list[Any]]]) -> Iterator[None]:
     """Note the program and the arguments of every graph that is captured and run."""
-    plain_lower, plain_forward = backend.lower, backend.boxed_forward
+    plain_lower, plain_run = pipeline.lower, LoweredVariant.forward_run
     programs: list[Program] = []
 
     def noting_lower(program: Program, schedule: Schedule, spare: Any = None) -> Lowered:
         programs.append(program)
         return plain_lower(program, schedule, spare)
 
-    def noting_forward(module: Any, inputs: Any, **how: Any) -> Callable[[list[Any]], Any]:
-        run, program = plain_forward(module, inputs, **how), programs[-1]
+    def noting_forward(variant: LoweredVariant, graph: fx.GraphModule) -> GraphRun:
+        run, program = plain_run(variant, graph), programs[-1]
 
         def noting_run(args: list[Any]) -> Any:
             seen.append((program, list(args)))
             return run(args)
 
-        noting_run._boxed_call = True  # type: ignore[attr-defined]
         return noting_run
 
-    backend.lower, backend.boxed_forward = noting_lower, noting_forward
+    pipeline.lower, LoweredVariant.forward_run = noting_lower, noting_forward  # type: ignore[method-assign]
     try:
         yield
     finally:
-        backend.lower, backend.boxed_forward = plain_lower, plain_forward
+        pipeline.lower, LoweredVariant.forward_run = plain_lower, plain_run  # type: ignore[method-assign]
 
 
 def capture(work: zoo.Workload) -> Captured:
@@ -120,7 +120,7 @@ def execute(captured: Captured, schedule: Schedule) -> Run:
 def execute_graphs(captured: Captured, forward_graph: fx.GraphModule, backward_graph: fx.GraphModule) -> Run:
     """Return what running a forward and a backward graph gives; the caller's arguments are not changed."""
     program = captured.program
-    forward, backward = boxed(forward_graph, ()), boxed(backward_graph, ())
+    forward, backward = run_quickly(forward_graph), run_quickly(backward_graph)
     arguments = [item.clone() if isinstance(item, torch.Tensor) else item for item in captured.arguments]
     primals = list(arguments)
     tangents = [ones(node.meta["val"]) for node in program.tangents]

@@ -39,17 +39,12 @@ def sources() -> dict[str, str]:
 def uses_by_file(texts: Mapping[str, str]) -> dict[str, Uses]:
     """Return the private names of PyTorch in each file that has any."""
     trees = {name: ast.parse(text) for name, text in texts.items() if "torch" in text}
-    doors = {
-        f"lowtide.{name.removesuffix('.py').replace('/', '.')}": aliases(tree, {})
-        for name, tree in trees.items()
-        if name.startswith("pytorch/")
-    }
-    found = {name: _uses(tree, aliases(tree, doors)) for name, tree in trees.items()}
+    found = {name: _uses(tree, aliases(tree)) for name, tree in trees.items()}
     return {name: uses for name, uses in found.items() if uses.names or uses.attributes}
 
 
-def aliases(tree: ast.Module, doors: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return the full names of what `tree` calls by shorter ones; `doors` are modules that pass names on."""
+def aliases(tree: ast.Module) -> dict[str, str]:
+    """Return the full names of what `tree` calls by shorter ones."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -57,9 +52,8 @@ def aliases(tree: ast.Module, doors: Mapping[str, Mapping[str, str]]) -> dict[st
                 root = each.name.split(".")[0]
                 found[each.asname or root] = each.name if each.asname else root
         elif isinstance(node, ast.ImportFrom) and node.module:
-            passed = doors.get(node.module, {})
             for each in node.names:
-                found[each.asname or each.name] = passed.get(each.name, f"{node.module}.{each.name}")
+                found[each.asname or each.name] = f"{node.module}.{each.name}"
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             full = dotted(node.value, found)

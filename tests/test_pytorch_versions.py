@@ -1,4 +1,4 @@
-"""The versions of PyTorch: every private name that is used stands in one table and is checked before it is used."""
+"""The versions of PyTorch: one package uses private names, a table lists them, and a check finds those that moved."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ import torch
 
 from lowtide.errors import LowtideError, LowtideWarning, UnsupportedTorchError
 from lowtide.pytorch import required
-from lowtide.pytorch.names import NAMES, PrivateName
+from lowtide.pytorch.required import NAMES, PrivateName
 from private_names import Uses, is_private, sources, uses_by_file
 
 ROOT = Path(__file__).parents[1]
+# The one package that may use private names, and those that still do so themselves.
+PACKAGE = "pytorch/"
+NOT_YET_CONVERTED: tuple[str, ...] = ()
 # The attributes of their objects are listed under them.
 ATTRIBUTES_OF = (
     "torch.Tensor",
@@ -49,7 +52,7 @@ def not_listed(found: dict[str, Uses]) -> set[str]:
 
 
 def uses(name: PrivateName, file: str) -> bool:
-    """Whether `file` uses `name`; what is public in private objects is looked for in its text."""
+    """Return True if `file` uses `name`; what is public in private objects is looked for in its text."""
     last, found = name.path.rpartition(".")[2], used_here()[file]
     if not is_private(last) and name.path not in found.names:
         return re.search(rf"\b{last}\b", sources()[file]) is not None
@@ -66,12 +69,20 @@ def test_what_is_used_is_in_the_table() -> None:
     assert not_listed(used_here()) == set()
 
 
+def outside(found: dict[str, Uses]) -> dict[str, Uses]:
+    """Return what files use that are not in the package for it."""
+    return {file: uses for file, uses in found.items() if not file.startswith((PACKAGE, *NOT_YET_CONVERTED))}
+
+
+def test_private_names_are_used_in_one_package_alone() -> None:
+    assert outside(used_here()) == {}
+
+
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: name.path)
-def test_what_is_in_the_table_is_used_where_it_says(name: PrivateName) -> None:
-    assert name.files
+def test_what_is_in_the_table_is_used(name: PrivateName) -> None:
     assert name.purpose
-    users = [file for file in used_here() if uses(name, file)]
-    assert set(name.files) <= set(users), f"{name.path} is used in {' '.join(users) or 'no file'}"
+    table = f"{PACKAGE}required.py"
+    assert [file for file in used_here() if uses(name, file) and file != table]
 
 
 def test_no_name_is_listed_twice() -> None:
@@ -93,15 +104,14 @@ def test_no_name_is_listed_twice() -> None:
         ("import torch\ntorch._dynamo.config.patch('new', 1)", "torch._dynamo.config.new"),
         ("from torch._functorch import config as c\nc.patch(new=True)", "torch._functorch.config.new"),
         ("import torch\ntorch._dynamo.config.new = True", "torch._dynamo.config.new"),
-        ("from lowtide.pytorch.door import config\nconfig.patch(new=1)", "torch._hidden.config.new"),
         ("from torch import nn\ndef f(module): return module._new", ".new"),
         ("import torch\ndef f(x): return getattr(x.grad_fn, '_new', None)", ".new"),
     ],
 )
 def test_the_search_finds(text: str, expected: str) -> None:
-    door = "from torch._hidden import config\nconfig.patch"
-    found = not_listed(uses_by_file({"some.py": text, "pytorch/door.py": door}))
-    assert f"some.py: {expected.replace('.new', '._new') if expected == '.new' else expected}" in found
+    used = uses_by_file({"some.py": text})
+    assert f"some.py: {'._new' if expected == '.new' else expected}" in not_listed(used)
+    assert outside(used) == used
 
 
 @pytest.mark.parametrize(
@@ -187,7 +197,7 @@ def test_one_error_has_all_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_an_option_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = PrivateName("torch._dynamo.config.no_such_option", ("runtime/wrap.py",), "nothing")
+    gone = PrivateName("torch._dynamo.config.no_such_option", "nothing")
     monkeypatch.setattr(required, "NAMES", (*NAMES, gone))
     with pytest.raises(UnsupportedTorchError, match="no_such_option"):
         required.check_compiler()
@@ -207,7 +217,7 @@ def test_an_option_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_does_not_exist_is_missing(path: str) -> None:
-    name = PrivateName(path, ("some.py",), "nothing")
+    name = PrivateName(path, "nothing")
     assert required.missing_names([name]) == [name]
 
 
@@ -246,7 +256,7 @@ def test_supported_versions_say_nothing(monkeypatch: pytest.MonkeyPatch, version
         required.check_compiler()
 
 
-DOORS = [
+ENTRY_POINTS = [
     "import lowtide; lowtide.measure_peak",
     "import lowtide; lowtide.chain",
     "import lowtide.blocks.profile.chain_profile",
@@ -261,15 +271,15 @@ DOORS = [
 ]
 
 
-def missing_at_doors(doors: list[str], gone: str) -> list[int]:
-    """Return how many missing names each of `doors` tells of, in one new process in which names are gone."""
+def missing_at(codes: list[str], gone: str) -> list[int]:
+    """Return how many missing names the error of each of `codes` lists, in one new process without these names."""
     script = f"""
 import torch, torch._dynamo.backends.common, torch._dynamo.exc, torch._dynamo.utils
 from torch._functorch._aot_autograd import descriptors
 from torch._subclasses import fake_tensor
 del {gone}
 from lowtide.errors import UnsupportedTorchError
-for code in {doors!r}:
+for code in {codes!r}:
     try:
         exec(code)
     except UnsupportedTorchError as error:
@@ -280,7 +290,7 @@ for code in {doors!r}:
     return [int(number) for number in done.stdout.split()]
 
 
-def test_every_door_is_checked_before_anything_is_imported_from_it() -> None:
+def test_names_are_checked_before_anything_is_imported() -> None:
     gone = (
         "torch._dynamo.exc.BackendCompilerFailed, torch._dynamo.backends.common.aot_autograd, "
         "torch._C._autograd._get_current_graph_task_keep_graph, torch._C._autograd._enable_profiler_legacy, "
@@ -288,16 +298,15 @@ def test_every_door_is_checked_before_anything_is_imported_from_it() -> None:
         "descriptors.InputMutationAOTOutput, torch._dynamo.exc.Unsupported, fake_tensor.DynamicOutputShapeException"
     )
     # An argument of one of them is listed as well.
-    assert missing_at_doors(DOORS, gone) == [11] * len(DOORS)
+    assert missing_at(ENTRY_POINTS, gone) == [11] * len(ENTRY_POINTS)
 
 
-def test_doors_to_the_compiler_are_checked_by_themselves() -> None:
-    doors = [
-        door for door in DOORS if "build_program" in door or "runtime." in door or "wrap" in door or "plan" in door
-    ]
-    assert len(doors) == 5
+def test_names_of_the_compiler_are_checked_by_themselves() -> None:
+    words = ("build_program", "runtime.", "wrap", "plan", "lower.execute")
+    codes = [code for code in ENTRY_POINTS if any(word in code for word in words)]
+    assert len(codes) == 6
     gone = "torch._dynamo.utils.counters, descriptors.InputMutationAOTOutput, torch._dynamo.exc.Unsupported"
-    assert missing_at_doors(doors, gone) == [3] * 5
+    assert missing_at(codes, gone) == [3] * 6
 
 
 def test_metadata_readme_and_check_agree() -> None:

@@ -17,7 +17,7 @@ import lowtide
 from exactness import Batch, DropEverything, assert_exact, assert_same, train
 from lowtide import device
 from lowtide.capture.memory_rewrites import as_traced
-from lowtide.capture.shape_only_inputs import READS_SHAPE, hollow_out, is_hollow
+from lowtide.capture.shape_only_inputs import READS_SHAPE, is_stand_in, replace_shape_only_inputs
 from lowtide.errors import InfeasibleBudgetError, InvalidInputError
 from lowtide.graph.ir import Graph
 from lowtide.testing.models import MODELS
@@ -280,14 +280,14 @@ def test_whatever_gradients_come(loss: Callable[[Any], Tensor]) -> None:
 def hollowed(function: Callable[..., Any], *args: Tensor) -> fx.GraphModule:
     module = make_fx(function, tracing_mode="fake")(*args)
     for _ in range(2):  # the second time there is nothing left to do
-        hollow_out(module)
+        replace_shape_only_inputs(module)
     module.graph.lint()
     module.recompile()
     return module
 
 
 def num_hollow(module: fx.GraphModule) -> int:
-    return sum(is_hollow(node) for node in module.graph.nodes)
+    return sum(is_stand_in(node) for node in module.graph.nodes)
 
 
 def of_input(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:

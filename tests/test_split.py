@@ -19,7 +19,10 @@ from lowtide.errors import InfeasibleBudgetError
 from lowtide.graph.ir import Graph
 
 BACKWARD = "aten.convolution_backward.default"
-SPLIT, HOLLOW = "lowtide.capture.build_program.split_convolutions", "lowtide.capture.build_program.hollow_out"
+SPLIT, HOLLOW = (
+    "lowtide.capture.build_program.split_convolutions",
+    "lowtide.capture.build_program.replace_shape_only_inputs",
+)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

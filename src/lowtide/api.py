@@ -65,7 +65,8 @@ def wrap(
 
     settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan)
     if isinstance(model, nn.Module):
-        return wrap_module(model, settings, verify=verify)
+        wrap_module(model, settings, verify=verify)
+        return model
     if callable(model) and not isinstance(model, type):
         return wrap_function(model, settings, verify=verify)  # type: ignore[return-value]
     raise InvalidModelError(
@@ -86,7 +87,8 @@ def unwrap(model: Model) -> Model:
     if wrapped is None:
         return model
     if isinstance(model, nn.Module):
-        return unwrap_module(model)
+        unwrap_module(model)
+        return model
     return wrapped.plain  # type: ignore[return-value]
 
 
@@ -145,7 +147,7 @@ def plan(
             )
         return _plan_within("plan", model, args, kwargs, _Memory(memory, device, optimizer), planner, costs)
     costs = "measured" if costs is None else costs
-    return _rehearse("plan", model, args, kwargs, budget=budget, planner=planner, costs=costs)
+    return _plan_call("plan", model, args, kwargs, budget=budget, planner=planner, costs=costs)
 
 
 def max_batch(
@@ -220,7 +222,7 @@ def compare(
     from lowtide.progress import ProgressLine
 
     check_comparison(budgets, planners)
-    problem = _rehearse("compare", model, args, kwargs, budget="100%", planner="keep_all", costs=costs).problem
+    problem = _plan_call("compare", model, args, kwargs, budget="100%", planner="keep_all", costs=costs).problem
     with ProgressLine() as progress:
         return compare_planners(problem.graph, problem.costs, budgets=budgets, planners=planners, progress=progress)
 
@@ -250,27 +252,28 @@ def explain(
         budget: As for `wrap`; by default plain training is explained.
         planner: As for `wrap`; it also says what less memory would cost.
         costs: As for `wrap`.
-        less: Whether to work out what each 10 % less memory would cost, which takes one plan each.
+        less: Compute what each 10 % less memory would cost, which takes one plan each.
     """
     from lowtide.progress import ProgressLine
 
     found = model
     if not isinstance(found, Plan):
-        found = _rehearse("explain", found, args, kwargs, budget=budget, planner=planner, costs=costs)
+        found = _plan_call("explain", found, args, kwargs, budget=budget, planner=planner, costs=costs)
     with ProgressLine() as progress:
         return explain_plan(found, planner=planner, less=less, progress=progress)
 
 
-def _rehearse(
+def _plan_call(
     name: str, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, **options: Any
 ) -> Plan:
     """Return the plan of the largest graph of a call; `name` is the function that the user called."""
-    from lowtide.runtime.dry_run import rehearse
+    from lowtide.runtime.dry_run import plan_call
+    from lowtide.runtime.session import Session
     from lowtide.settings import Settings
 
     _check_callable(name, model)
     _check_arguments(args, kwargs)
-    found = rehearse(model, args, kwargs or {}, Settings.make(**options))
+    found = plan_call(model, args, kwargs or {}, Session(Settings.make(**options)))
     return max(found, key=lambda plan: plan.baseline_peak_bytes)
 
 

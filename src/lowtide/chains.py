@@ -12,7 +12,6 @@ from lowtide.blocks.chain import Chain
 from lowtide.blocks.unroll import Output, Unrolled
 from lowtide.errors import InvalidModelError
 from lowtide.plan.core.planner import AbstractPlanner
-from lowtide.pytorch.module_parts import children
 from lowtide.settings import Settings
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -45,12 +44,13 @@ def chain(
         planner: As for `wrap`.
         emits: How many tensors at the end of every block's results go to the caller instead of to the next block. The
             chain then returns its result and a list with a tuple of these for every block.
-        verify: Whether every backward first compares parameters and inputs with those of its forward by checksums, and
-            raises if they were changed in a way that PyTorch does not notice (`parameter.data.clamp_()`).
+        verify: At every backward, first compare parameters and inputs with those of its forward by checksums, and raise
+            if they were changed in a way that PyTorch does not notice (`parameter.data.clamp_()`).
     """
     if isinstance(blocks, nn.Sequential | nn.ModuleList):
-        names = list(children(blocks))
-        given: list[Any] = list(children(blocks).values())
+        # The same module may stand at several places.
+        every = blocks.named_modules(remove_duplicate=False)
+        names, given = [name for name, _ in every if name and "." not in name], list(blocks)
     elif isinstance(blocks, list | tuple):
         names, given = [str(number) for number in range(len(blocks))], list(blocks)
     else:
@@ -120,7 +120,7 @@ def unroll(
         chunk: Time steps that are one block of the chain; by default such that there are up to 150 blocks.
         output: What each step gives: "first" for the first tensor of the state (the hidden state of the topmost cell),
             a function of the state, or None for nothing.
-        batch_first: Whether sequences and outputs have the batch first and time second.
+        batch_first: True if sequences and outputs have the batch first and time second.
         verify: As for `chain`.
     """
     settings = Settings.make(budget=budget, planner=planner)

@@ -94,7 +94,7 @@ class VerificationError(LowtideError, RuntimeError):
 
 
 class UnsupportedTorchError(LowtideError, ImportError):
-    """The PyTorch that is installed lacks something private that lowtide needs; the message names what and where."""
+    """The PyTorch that is installed lacks private names that lowtide needs; the message lists them."""
 
 
 class LowtideWarning(UserWarning):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,6 @@ class Settings:
             costs=costs,
             plan=Plan.load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
         )
-
-    def plain(self) -> Settings:
-        """Return the same settings for plain training, which needs no search."""
-        return replace(self, budget=Budget(fraction=1.0), planner=registry.get("keep_all"))
 
     @staticmethod
     def from_options(options: Mapping[str, Any] | None) -> Settings:

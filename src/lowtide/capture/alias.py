@@ -5,13 +5,15 @@ A fake tensor's storage stands for the real one, so nodes whose fake tensors sha
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
+from lowtide.pytorch.nested import tensors_in
+from lowtide.pytorch.ops import UNSAFE_VIEW
+from lowtide.pytorch.storages import storage_key
+
 # Its schema promises a fresh tensor, but the kernel returns a view of its input.
-_HIDDEN_VIEWS = {torch.ops.aten._unsafe_view.default}
+_HIDDEN_VIEWS = {UNSAFE_VIEW}
 # Their kernels always return a view.
 _VIEWS = {
     getattr(torch.ops.aten, name).default
@@ -19,31 +21,10 @@ _VIEWS = {
 } | {torch.ops.aten.transpose.int, torch.ops.aten.slice.Tensor, torch.ops.aten.select.int}
 
 
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that is the same for tensors with one storage."""
-    return tensor.untyped_storage()._cdata
-
-
-def storage_bytes(tensor: torch.Tensor) -> int:
-    """Return the size of the tensor's whole storage."""
-    if tensor.layout is not torch.strided:
-        return sum(part.numel() * part.element_size() for part in (tensor._indices(), tensor._values()))
-    return int(tensor.untyped_storage().nbytes())
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in what an op returns: one, or a tuple or list of tensors and other things."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [item for item in value if isinstance(item, torch.Tensor)]
-    return []
-
-
 def is_hidden_view(node: fx.Node) -> bool:
-    """Whether the result of `node` is a view of its input, though its fake tensor has a storage of its own.
+    """Return True if the result of `node` is a view of its input, though its fake tensor has a storage of its own.
 
-    So it is where a call between the two was taken out of the traced graph.
+    It has one if a call between the two was taken out of the traced graph.
     """
     if node.target in _HIDDEN_VIEWS:
         return True

@@ -5,28 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
 from lowtide import device as devices
-from lowtide.capture import recompute_rules as pins
-from lowtide.capture.alias import storage_bytes, storage_key, tensors_in, view_base
+from lowtide.capture import recompute_rules
+from lowtide.capture.alias import view_base
 from lowtide.capture.copies import drop_copies
 from lowtide.capture.gradient_layout import lay_out_gradients
 from lowtide.capture.inplace_fusion import find_tails
 from lowtide.capture.normalise import normalise
 from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_tangent, output_node
-from lowtide.capture.shape_only_inputs import hollow_out, is_hollow
+from lowtide.capture.shape_only_inputs import is_stand_in, replace_shape_only_inputs
+from lowtide.capture.source_lines import source_line
 from lowtide.capture.split_conv_backward import split_convolutions
 from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
-from lowtide.pytorch.compiler import InputMutationAOTOutput
-
-_OURS = str(Path(__file__).parents[1])
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+from lowtide.pytorch.compiler.joint_graph import mutated_input
+from lowtide.pytorch.nested import tensors_in
+from lowtide.pytorch.ops import op_name
+from lowtide.pytorch.storages import storage_bytes, storage_key
 
 
 def refuse_unplannable(module: fx.GraphModule) -> None:
@@ -45,13 +45,6 @@ def refuse_unplannable(module: fx.GraphModule) -> None:
                 "a byte budget needs sizes that are numbers. Use dense tensors (nn.Embedding(..., sparse=False), "
                 "x.to_dense()), or leave that part of the model unwrapped."
             )
-
-
-def source_line(node: fx.Node) -> str:
-    """Return the "file:line" of the user's that made `node`, or ""."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    frames = [frame for frame in frames if not frame[0].startswith(_OURS)]
-    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -93,9 +86,10 @@ def make_program(
     normalise(module)
     drop_copies(module)
     split_convolutions(module)
-    hollow_out(module)
+    replace_shape_only_inputs(module)
     if _has_tokens(module):
-        parameters = ()  # positions count from behind the tokens that order effects, and gradients do not
+        # Positions of parameters count from behind the tokens that order effects; those of gradients do not.
+        parameters = ()
     lay_out_gradients(module, num_forward_outputs, parameters)
     program = _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
     tails = find_tails(program, like)
@@ -195,10 +189,10 @@ class _Folder:
         if tails:
             self.tails[op_id] = tails
         changed = {n for n in node.all_input_nodes if self.value_of.get(n) in self.changed_values}
-        replay = pins.replay_call(node)
+        replay = recompute_rules.replay_call(node)
         if replay is not None:
             self.replays[op_id] = replay
-        random = pins.is_random(node)
+        random = recompute_rules.is_random(node)
         self.calls.append(node)
         self.ops.append(
             Op(
@@ -208,7 +202,7 @@ class _Folder:
                 outputs=outputs,
                 module=_module_path(node),
                 source=source_line(node),
-                pinned=pins.why_pinned(node, changed),
+                pinned=recompute_rules.why_pinned(node, changed),
                 random=random,
                 replay_bytes=devices.rng_state_bytes(self.device) if random else 0,
                 first_run_only=once,
@@ -252,7 +246,7 @@ class _Folder:
                 self.value_of[user] = outputs[key]
                 continue
             outputs[key] = self._add_value(user, op_id, kind)
-            if user.args[1] in pins.first_run_only(node):
+            if user.args[1] in recompute_rules.first_run_only(node):
                 once.append(outputs[key])
         unread = self._add_unread(node, op_id, kind, outputs)
         return (*outputs.values(), *unread), tuple(once)
@@ -262,7 +256,7 @@ class _Folder:
         unread = {
             storage_key(item): self._bytes(item)
             for index, item in enumerate(node.meta["val"])
-            if isinstance(item, torch.Tensor) and index not in pins.first_run_only(node)
+            if isinstance(item, torch.Tensor) and index not in recompute_rules.first_run_only(node)
         }
         size = sum(size for key, size in unread.items() if key not in taken)
         if not size:
@@ -283,7 +277,7 @@ class _Folder:
     def _result_bytes(self, node: fx.Node) -> int:
         """Return the size of the storage that `node` makes; scatters into a view copy all of its storage."""
         tensor: torch.Tensor = node.meta["val"]
-        if getattr(node.target, "_opname", "") not in _SCATTERS or not tensor.numel():
+        if op_name(node.target) not in _SCATTERS or not tensor.numel():
             return self._bytes(tensor)
         return max(self._bytes(tensor), self._bytes(node.args[0].meta["val"]))  # type: ignore[union-attr]
 
@@ -302,10 +296,10 @@ class _Folder:
                 continue
             value = self.value_of[node]
             if self.values[value].producer is not None:
-                (handovers if isinstance(desc, InputMutationAOTOutput) else outputs).setdefault(value)
+                (outputs if mutated_input(desc) is None else handovers).setdefault(value)
         # A scalar's tangent is the one that `loss.backward()` makes and holds on to until it returns.
-        for value, owner in zip(self.values, self.owners, strict=True):
-            if value.kind == "tangent" and owner.meta["val"].numel() == 1:
+        for made, owner in zip(self.values, self.owners, strict=True):
+            if made.kind == "tangent" and owner.meta["val"].numel() == 1:
                 outputs.setdefault(self.value_of[owner])
         return tuple(outputs), tuple(handovers)
 
@@ -324,7 +318,7 @@ def _phases(module: fx.GraphModule, forward_outputs: Sequence[Any]) -> tuple[lis
     forward: list[fx.Node] = []
     backward: list[fx.Node] = []
     for node in module.graph.nodes:
-        if node.op in ("placeholder", "output", "get_attr") or is_hollow(node):
+        if node.op in ("placeholder", "output", "get_attr") or is_stand_in(node):
             continue
         # What the backward of a `torch.autograd.Function` calls is not tagged; all that forward calls is.
         untagged = is_tagged and not _tag(node) and not is_mutable(node)
@@ -345,11 +339,8 @@ def _changed_inputs(module: fx.GraphModule) -> set[fx.Node]:
     """Return the placeholders whose contents the step changes."""
     output = output_node(module)
     by_desc = {repr(n.meta.get("desc")): n for n in module.graph.find_nodes(op="placeholder")}
-    changed = {
-        by_desc[repr(desc.mutated_input)]
-        for desc in output.meta.get("desc") or ()
-        if isinstance(desc, InputMutationAOTOutput) and repr(desc.mutated_input) in by_desc
-    }
+    mutated = [mutated_input(desc) for desc in output.meta.get("desc") or ()]
+    changed = {by_desc[repr(each)] for each in mutated if each is not None and repr(each) in by_desc}
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         changed.add(node.args[0])
     keys = {storage_key(n.meta["val"]) for n in changed if isinstance(n.meta.get("val"), torch.Tensor)}

@@ -1,9 +1,9 @@
-"""Copies that nobody can tell from what they copy, taken out of the joint graph.
+"""Removes copies that cannot be told from the original from the joint graph.
 
 Traced graphs copy what an in-place op is about to overwrite (an in-place SiLU saves its input that way) and what a
 dropout of probability 0 passes on. In the traced graph nothing is overwritten, so reading the original gives the same
-bits in the same layout, for less time and memory. A copy stays where somebody could tell: if the original or the copy
-is returned or comes from outside, or if anything in the graph may write into either.
+bits in the same layout, for less time and memory. A copy stays if it could be told from the original: if one of them
+is returned or comes from outside, or if anything in the graph may write into one of them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from lowtide.capture.alias import is_hidden_view, storage_bytes, storage_key, tensors_in
+from lowtide.capture.alias import is_hidden_view
 from lowtide.capture.program import may_write, output_node
+from lowtide.pytorch.fake_tensors import fake_mode_of
+from lowtide.pytorch.nested import tensors_in
+from lowtide.pytorch.storages import storage_bytes, storage_key
 
 _CLONE = torch.ops.aten.clone.default
 
 
 def drop_copies(module: fx.GraphModule) -> None:
-    """Read the original instead of a copy that nobody can tell from it, in place."""
+    """Read the original instead of a copy that cannot be told from it, in place."""
     clones = module.graph.find_nodes(op="call_function", target=_CLONE)
     if clones:
         storages = _Storages(module)
@@ -48,7 +51,7 @@ class _Storages:
         self._exposed = set(map(self._find, _keys(exposed)))
 
     def drop(self, clone: fx.Node) -> None:
-        """Put the original in the place of `clone` if nobody can tell."""
+        """Put the original in the place of `clone` if they cannot be told from each other."""
         source = clone.all_input_nodes[0]
         copied, original = clone.meta["val"], source.meta["val"]
         layout = clone.kwargs.get("memory_format") or torch.preserve_format
@@ -83,7 +86,7 @@ def _is_strided(tensor: torch.Tensor) -> bool:
 
 
 def _is_same(copied: torch.Tensor, original: torch.Tensor) -> bool:
-    """Whether the copy has the layout of the original, and a storage of the same size."""
+    """Return True if the copy has the layout of the original, and a storage of the same size."""
     return (
         _is_strided(original)
         and _is_strided(copied)
@@ -99,5 +102,5 @@ def _has_type(value: object, dtype: torch.dtype) -> bool:
 
 def _moved(view: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     """Return the fake tensor that is to the storage of `original` what `view` is to its own."""
-    with original.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+    with fake_mode_of(original), torch.no_grad():
         return original.as_strided(view.shape, view.stride(), view.storage_offset())

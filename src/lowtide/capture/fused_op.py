@@ -8,6 +8,13 @@ from typing import Any
 
 import torch
 
+from lowtide.pytorch.ops import (
+    LOG_SOFTMAX_BACKWARD,
+    LOG_SOFTMAX_BACKWARD_OUT,
+    SOFTMAX_BACKWARD,
+    SOFTMAX_BACKWARD_OUT,
+)
+
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 aten = torch.ops.aten
@@ -35,11 +42,11 @@ KERNELS: Mapping[Any, tuple[Any, str]] = {
     # Its kernel for a given tensor makes a new one and copies it.
     aten.relu.default: (aten.relu_.default, ""),
     # These sum up a row before they write into it, on devices of which that is known.
-    aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, "out"),
-    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
+    LOG_SOFTMAX_BACKWARD: (LOG_SOFTMAX_BACKWARD_OUT, "out"),
+    SOFTMAX_BACKWARD: (SOFTMAX_BACKWARD_OUT, "grad_input"),
 }
 # Those of them that compute an element from more than the elements in its place.
-BY_ROWS = frozenset({aten._log_softmax_backward_data.default, aten._softmax_backward_data.default})
+BY_ROWS = frozenset({LOG_SOFTMAX_BACKWARD, SOFTMAX_BACKWARD})
 
 
 @dataclass(frozen=True, slots=True)

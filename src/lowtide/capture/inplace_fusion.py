@@ -5,7 +5,7 @@ place. Such an op is joined to the one that made its input, as that op's *tail*:
 value instead of two. The joined op runs where the first of the two did, so all else that the tail reads must be there
 by then, and nothing in between may write into anything. Plans lose little by that: to keep the value between the two
 would take as many bytes as to keep the result. What the tail alone reads must be there while the first op runs, though,
-which matters if it is made again: where that could need more than both ops by themselves, they stay apart.
+which matters if it is recomputed: if that could need more than both ops by themselves, they are not joined.
 
 The kernels that write into a given tensor are those that make a new one, so the bits are the same. The joint graph is
 not changed: a program says which of its ops have tails, and the graphs that are lowered from it call the other kernel.
@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from lowtide import device as devices
-from lowtide.capture import memory_rewrites as liberties
-from lowtide.capture.alias import storage_bytes
+from lowtide.capture import memory_rewrites
 from lowtide.capture.fused_op import BY_ROWS, KERNELS
 from lowtide.capture.program import Program, Tail, may_write
 from lowtide.graph.ir import OpId, ValueId
+from lowtide.pytorch.storages import storage_bytes
 
 # Ops that need more than their results while they run.
 _WORKSPACES = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
@@ -32,9 +32,9 @@ def find_tails(program: Program, like: Program | None = None) -> dict[fx.Node, t
 
     Args:
         program: A program without tails.
-        like: A program whose forward ops shall be those of this one; they differ in what backward reads.
+        like: A program of the same forward graph, whose forward tails this one shall have: they differ in backward.
     """
-    return _Finder(program, like).find() if liberties.are_allowed() else {}
+    return _Finder(program, like).find() if memory_rewrites.are_allowed() else {}
 
 
 class _Finder:
@@ -90,7 +90,7 @@ class _Finder:
         return over if KERNELS[node.target][1] or over is node.args[0] else None
 
     def _is_free(self, value: ValueId) -> bool:
-        """Whether `value` may be written over by the one op that reads it."""
+        """Return True if `value` may be written over by the one op that reads it."""
         producer = self.graph.values[value].producer
         assert producer is not None
         maker = self.graph.ops[producer]
@@ -98,7 +98,7 @@ class _Finder:
         return len(self.graph.readers[value]) == 1 and value not in self.ends and not once
 
     def _may_cost(self, head: OpId, value: ValueId, others: set[ValueId]) -> bool:
-        """Whether a plan might need more memory: what forward made must be there while `head` runs, and not only then.
+        """Return True if a plan might need more memory: what forward made must be there while `head` runs as well.
 
         That is no more than the tail would need by itself if `head` reads no more than it makes.
         """
@@ -122,14 +122,14 @@ class _Finder:
 
 
 def _is_alike(over: fx.Node, node: fx.Node, owner: fx.Node) -> bool:
-    """Whether the result of `node` fits where `over` is, which is all of the storage that `owner` made."""
+    """Return True if the result of `node` fits where `over` is, which is all of the storage that `owner` made."""
     old, new, whole = over.meta["val"], node.meta["val"], owner.meta["val"]
     return (
         old.layout is new.layout is torch.strided
         and old.shape == new.shape
         and old.stride() == new.stride()
         and old.dtype == new.dtype == whole.dtype
-        # Kernels of complex numbers round otherwise where they write over what they read.
+        # Kernels of complex numbers round differently if they write over what they read.
         and not old.is_complex()
         and not old.is_neg()
         and old.device == new.device

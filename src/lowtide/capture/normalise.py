@@ -1,11 +1,14 @@
-"""Rewrites of the joint graph after which it computes what plain eager training computes, bit for bit.
+"""What makes a captured graph compute what plain eager training computes, bit for bit.
 
-Tracing is not always faithful. What is known to differ is mended here, before anything is planned.
+A traced graph does not always do so. PyTorch decomposes some ops while it traces, into arithmetic that rounds
+differently, takes more memory and is slower than the kernel that eager uses: these are kept whole. Other differences
+are corrected by rewrites of the joint graph.
 """
 
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,14 +16,13 @@ from torch import Tensor, fx
 
 from lowtide.capture.program import is_getitem
 from lowtide.capture.unused_tangents import retrace
-
-_LIBRARY = torch.library.Library("lowtide", "DEF")
-_LIBRARY.define(
-    "dropout_mask(Tensor x, float keep) -> Tensor",
-    tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
-)
-_LIBRARY.define(
-    "dropout_noise(Tensor mask, float keep, ScalarType dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+from lowtide.pytorch.custom_ops import define_op
+from lowtide.pytorch.fake_tensors import fake_mode_of
+from lowtide.pytorch.ops import (
+    BATCH_NORM,
+    BATCH_NORM_NO_STATISTICS,
+    UPSAMPLE_NEAREST_EXACT,
+    without_python_kernels,
 )
 
 
@@ -42,14 +44,29 @@ def _fake_noise(mask: Tensor, keep: float, dtype: torch.dtype) -> Tensor:
     return torch.empty_like(mask, dtype=dtype)
 
 
-for _name, _kernel, _fake in (("dropout_mask", _mask, _fake_mask), ("dropout_noise", _noise, _fake_noise)):
-    _LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"lowtide::{_name}", _fake, lib=_LIBRARY)
-
-dropout_mask = torch.ops.lowtide.dropout_mask.default
-dropout_noise = torch.ops.lowtide.dropout_noise.default
+dropout_mask = define_op("dropout_mask(Tensor x, float keep) -> Tensor", _mask, _fake_mask, is_random=True)
+dropout_noise = define_op("dropout_noise(Tensor mask, float keep, ScalarType dtype) -> Tensor", _noise, _fake_noise)
 
 aten = torch.ops.aten
+
+
+_KEPT_WHOLE = (
+    aten.upsample_linear1d,
+    aten.upsample_bilinear2d,
+    aten.upsample_trilinear3d,
+    aten.upsample_bicubic2d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    *UPSAMPLE_NEAREST_EXACT,
+    aten.multi_margin_loss,
+    aten.multilabel_margin_loss_forward,
+)
+
+
+def keeping_kernels() -> AbstractContextManager[None]:
+    """Switch off the traced decompositions of ops that eager runs as one kernel."""
+    return without_python_kernels(_KEPT_WHOLE)
 
 
 def normalise(module: fx.GraphModule) -> None:
@@ -65,15 +82,15 @@ def normalise(module: fx.GraphModule) -> None:
 _NORM_WEIGHTS = {
     aten.native_layer_norm.default: 2,
     aten.native_group_norm.default: 1,
-    aten._native_batch_norm_legit_functional.default: 1,
-    aten._native_batch_norm_legit.no_stats: 1,
+    BATCH_NORM: 1,
+    BATCH_NORM_NO_STATISTICS: 1,
     aten.native_batch_norm.default: 1,
 }
 
 
 def correct_layer_norms(module: fx.GraphModule) -> None:
     """Give the results of layer norms the layout they have on the CPU: row by row, where the input's was traced."""
-    relaid = []
+    stale = []
     for node in module.graph.nodes:
         if node.target not in (aten.native_layer_norm.default, aten.native_layer_norm_backward.default):
             continue
@@ -81,10 +98,10 @@ def correct_layer_norms(module: fx.GraphModule) -> None:
             fake = user.meta.get("val")
             if not is_getitem(user) or user.args[1] != 0 or fake.device.type != "cpu" or fake.is_contiguous():
                 continue
-            with fake.fake_mode:
+            with fake_mode_of(fake):
                 user.meta["val"] = torch.empty_like(fake, memory_format=torch.contiguous_format)
-            relaid += list(user.users)
-    retrace(module.graph, [node for node in relaid if node.op != "output"])
+            stale += list(user.users)
+    retrace(module.graph, [node for node in stale if node.op != "output"])
 
 
 def correct_statistics(module: fx.GraphModule) -> None:
@@ -102,7 +119,7 @@ def correct_statistics(module: fx.GraphModule) -> None:
         for user in node.users:
             statistic = user.meta.get("val")
             if is_getitem(user) and user.args[1] in (1, 2) and statistic.dtype.itemsize < wide.itemsize:
-                with statistic.fake_mode:
+                with fake_mode_of(statistic):
                     user.meta["val"] = torch.empty_like(statistic, dtype=wide)
 
 
@@ -124,8 +141,8 @@ def shrink_losses(module: fx.GraphModule) -> None:
         if reduction == 0 or x.meta["val"].device.type != "cpu":
             continue
         scalar = node.meta["val"]
-        size = torch.broadcast_shapes(x.meta["val"].shape, target.meta["val"].shape).numel()
-        with scalar.fake_mode:
+        size = torch.broadcast_shapes(x.meta["val"].shape, target.meta["val"].shape).numel()  # type: ignore[no-untyped-call]
+        with fake_mode_of(scalar):
             node.meta["val"] = torch.empty(max(size, 1), dtype=scalar.dtype, device=scalar.device).as_strided((), ())
         with module.graph.inserting_after(node):
             small = _call(module.graph, node, aten.clone.default, (node,), f"{node.name}_small")
@@ -144,7 +161,7 @@ def forget_running_statistics(module: fx.GraphModule) -> None:
 
 
 def restore_eager_dropout(module: fx.GraphModule) -> None:
-    """Put eager's dropout back in place of the traced one, on the CPU, in place (see `capture.dropout`)."""
+    """Put eager's dropout, which draws a mask of bytes and multiplies, in the place of the traced one on the CPU."""
     for node in module.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
         masks = [user for user in node.users if is_getitem(user) and user.args[1] == 1]
@@ -173,7 +190,7 @@ def _replace_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node, keep: float) ->
 
 def _replace_total_dropout(graph: fx.Graph, node: fx.Node, x: fx.Node) -> None:
     """Rewrite one dropout of everything: eager draws no numbers for it and multiplies by a scalar zero."""
-    with graph.inserting_before(node), x.meta["val"].fake_mode:
+    with graph.inserting_before(node), fake_mode_of(x.meta["val"]):
         noise = graph.create_node("call_function", aten.zeros.default, ([],), {"dtype": x.meta["val"].dtype})
         noise.meta = {**node.meta, "val": torch.zeros([], dtype=x.meta["val"].dtype)}
     _multiply_by(graph, node, x, noise)
@@ -205,7 +222,7 @@ def _call(graph: fx.Graph, like: fx.Node, target: Any, args: tuple[Any, ...], na
     made = graph.create_node("call_function", target, args, kwargs, name=name)
     made.meta = copy.copy(like.meta)
     fakes = fx.node.map_arg(args, lambda node: node.meta["val"])
-    mode = next(fake.fake_mode for fake in fakes if isinstance(fake, torch.Tensor))  # type: ignore[attr-defined]
+    mode = next(fake_mode_of(fake) for fake in fakes if isinstance(fake, torch.Tensor))
     with mode:
         made.meta["val"] = target(*fakes, **kwargs)
     return made

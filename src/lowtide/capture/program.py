@@ -12,11 +12,12 @@ from torch import fx
 
 from lowtide.capture.fused_op import Call, Made, in_sequence
 from lowtide.graph.ir import Graph, OpId, ValueId
+from lowtide.pytorch.ops import changes_its_input, is_op, op_name
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A call that writes its result over an argument; see `capture.overwrite`.
+    """A call that writes its result over an argument; see `capture.inplace_fusion`.
 
     Attributes:
         node: The call in the joint graph, where it makes a new tensor.
@@ -98,7 +99,7 @@ class Program:
         None if nothing is called or only a condition is checked, which costs nothing worth counting.
         """
         node = self.calls[op]
-        if node is None or getattr(node.target, "_opname", "").startswith("_assert"):
+        if node is None or op_name(node.target).startswith("_assert"):
             return None
         return self._whole(op, (node.target, node.args, node.kwargs))  # type: ignore[arg-type]
 
@@ -127,11 +128,14 @@ class Program:
             return _with_values(call)
         made = self.graph.ops[op].outputs
         users = self.calls[op].users  # type: ignore[union-attr]
-        index = {self.values[item]: item.args[1] for item in users if is_getitem(item) and item in self.values}
+        index: dict[ValueId, Any] = {
+            self.values[item]: item.args[1] for item in users if is_getitem(item) and item in self.values
+        }
 
         def stand_in(source: fx.Node) -> Any:
-            fake, value = source.meta.get("val"), self.values.get(source)
-            return Made(index.get(value), fake) if value in made else fake
+            fake: Any = source.meta.get("val")
+            value = self.values.get(source)
+            return Made(index.get(value), fake) if value is not None and value in made else fake
 
         rest = [
             (tail.node.target, *fx.node.map_arg((tail.node.args, dict(tail.node.kwargs)), stand_in)) for tail in tails
@@ -140,29 +144,30 @@ class Program:
 
 
 def is_tangent(node: fx.Node) -> bool:
-    """Whether `node` is a placeholder for a gradient that arrives from outside."""
+    """Return True if `node` is a placeholder for a gradient that arrives from outside."""
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether `node` takes one result out of a tuple."""
+    """Return True if `node` takes one result out of a tuple."""
     return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
 def is_mutable(node: fx.Node) -> bool:
-    """Whether `node` says that it writes into one of its arguments."""
-    return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
+    """Return True if `node` says that it writes into one of its arguments."""
+    return changes_its_input(node.target)
 
 
 def may_write(node: fx.Node) -> bool:
-    """Whether `node` may write into what it reads: its schema says so, or it has none."""
-    known = isinstance(node.target, torch._ops.OpOverload) or is_getitem(node)
+    """Return True if `node` may write into what it reads: its schema says so, or it has none."""
+    known = is_op(node.target) or is_getitem(node)
     return node.op not in ("placeholder", "get_attr", "output") and (is_mutable(node) or not known)
 
 
 def output_node(module: fx.GraphModule) -> fx.Node:
     """Return the output node of `module`."""
-    return next(reversed(module.graph.find_nodes(op="output")))
+    found: fx.Node = next(reversed(module.graph.find_nodes(op="output")))
+    return found
 
 
 def nodes_in(structure: Any) -> list[fx.Node]:
@@ -174,7 +179,7 @@ def nodes_in(structure: Any) -> list[fx.Node]:
 
 def _with_values(call: Call) -> Call:
     target, args, kwargs = call
-    return target, *fx.node.map_arg((args, dict(kwargs)), _value_of)  # type: ignore[return-value]
+    return target, *fx.node.map_arg((args, dict(kwargs)), _value_of)
 
 
 def _value_of(node: fx.Node) -> Any:

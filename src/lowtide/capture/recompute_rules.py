@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide.capture.program import Call
+from lowtide.capture.fused_op import Call
+from lowtide.pytorch.ops import BATCH_NORM, BATCH_NORM_NO_STATISTICS, changes_its_input, is_op, op_name
 
 aten = torch.ops.aten
 
@@ -23,7 +24,7 @@ _PURE = {"aten", "prims", "lowtide", "_quantized", "quantized_decomposed"}
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether `node` draws from the random number generator."""
+    """Return True if `node` draws from the random number generator."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
@@ -35,17 +36,17 @@ def why_pinned(node: fx.Node, changed: Collection[fx.Node]) -> str:
         changed: Nodes whose storage the step changes; reading them later gives other contents.
     """
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not is_op(target):
         return f"{getattr(target, '__name__', target)} is not an op whose effects are known"
     if target.namespace in _COLLECTIVES:
         return "it communicates with other processes"
-    if target._schema.is_mutable:
+    if changes_its_input(target):
         return "it changes its input"
     if target.namespace not in _PURE:
         return f"{target} is a custom op whose effects are not known"
-    if target._schema.name.split("::")[1].startswith(("_assert", "sym_constrain")):
+    if op_name(target).startswith(("_assert", "sym_constrain")):
         return "it checks something"
-    if target._opname in _DECISIONS or target in _DECISION_OVERLOADS:
+    if op_name(target) in _DECISIONS or target in _DECISION_OVERLOADS:
         return "its result is a discrete decision"
     if any(source in changed for source in node.all_input_nodes) and replay_call(node) is None:
         return "it reads an input that the step changes"
@@ -53,23 +54,23 @@ def why_pinned(node: fx.Node, changed: Collection[fx.Node]) -> str:
 
 
 def is_foreign(node: fx.Node) -> bool:
-    """Whether `node` calls what PyTorch's own library of ops does not have: its temporaries may depend on data."""
+    """Return True if `node` calls something that is no op of PyTorch's own: its temporaries may depend on data."""
     target: Any = node.target
-    return not isinstance(target, torch._ops.OpOverload) or target.namespace not in _PURE | _COLLECTIVES
+    return not is_op(target) or target.namespace not in _PURE | _COLLECTIVES
 
 
 def replay_call(node: fx.Node) -> Call | None:
     """Return what recomputes `node` where that is not the call itself.
 
-    Batch normalisation in training mode reads and renews its running statistics; a recomputation must do neither. The
+    Batch normalisation in training mode reads and updates its running statistics; a recomputation must do neither. The
     variant without statistics gives the same output, mean and inverse deviation, bit for bit.
     """
-    if node.target is not aten._native_batch_norm_legit_functional.default:
+    if node.target is not BATCH_NORM:
         return None
     x, weight, bias, _mean, _var, training, momentum, eps = node.args
     if training is not True:
         return None
-    return aten._native_batch_norm_legit.no_stats, (x, weight, bias, True, momentum, eps), {}
+    return BATCH_NORM_NO_STATISTICS, (x, weight, bias, True, momentum, eps), {}
 
 
 def first_run_only(node: fx.Node) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
-"""Tensors that an op takes for their shape alone, put out of the way of the plan.
+"""Inputs of which an op reads the shape alone, replaced so that the plan need not keep them.
 
 The gradient of a convolution's input is computed from the gradient of its output and the weights, and that of a pooling
 from the places it took its results from. Their kernels take the layer's input as well, but only to learn its shape and
-layout; so it would have to be kept, or made again, for nobody to read it. Here a hollow tensor takes its place, which
-has the shape and the layout and takes no memory (see `lowtide.device`).
+layout; so it would have to be kept, or recomputed, though its contents are not read. Here a tensor takes its place that
+has the shape and the layout and takes no memory (see `lowtide.device`): a *stand-in*.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide import device as devices
-from lowtide.capture import memory_rewrites as liberties
-from lowtide.capture.alias import storage_bytes
+from lowtide.capture import memory_rewrites
+from lowtide.pytorch.dispatch_modes import without_modes
+from lowtide.pytorch.fake_tensors import fake_mode_of
+from lowtide.pytorch.storages import storage_bytes
 
 aten = torch.ops.aten
 
@@ -28,8 +29,8 @@ _POOLINGS = [
     *("avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
     *("adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward"),
 ]
-# Where among the arguments of an op the tensor is of which it reads the shape alone. A convolution's backward does so
-# if only the gradient of the input is wanted.
+# The position of the argument of which an op reads the shape alone. A convolution's backward does so if only the
+# gradient of the input is wanted.
 READS_SHAPE: Mapping[Any, int] = {
     _CONVOLUTION: 1,
     **{getattr(aten, name).default: 1 for name in (*_POOLINGS, *_PADDINGS)},
@@ -37,34 +38,34 @@ READS_SHAPE: Mapping[Any, int] = {
 _OF_INPUT_ALONE = [True, False, False]
 
 
-def hollow_out(module: fx.GraphModule) -> None:
-    """Put hollow tensors in the place of those that are read for their shape alone, in place."""
+def replace_shape_only_inputs(module: fx.GraphModule) -> None:
+    """Put stand-ins in the place of tensors that are read for their shape alone, in place."""
     made: dict[tuple[Any, ...], fx.Node] = {}
-    for node in list(module.graph.nodes) if liberties.are_allowed() else ():
-        source = _read_for_its_shape(node)
+    for node in list(module.graph.nodes) if memory_rewrites.are_allowed() else ():
+        source = _shape_only_input(node)
         if source is not None:
             position, tensor = READS_SHAPE[node.target], source.meta["val"]
             layout = (tensor.shape, tensor.stride(), tensor.dtype)
-            hollow = made[layout] if layout in made else _add_hollow(module.graph, tensor)
-            if hollow is not None:
-                made[layout] = hollow
-                node.args = (*node.args[:position], hollow, *node.args[position + 1 :])
+            stand_in = made[layout] if layout in made else _add_stand_in(module.graph, tensor)
+            if stand_in is not None:
+                made[layout] = stand_in
+                node.args = (*node.args[:position], stand_in, *node.args[position + 1 :])
 
 
-def is_hollow(node: fx.Node) -> bool:
-    """Whether `node` makes a hollow tensor, which takes next to no time and no memory."""
+def is_stand_in(node: fx.Node) -> bool:
+    """Return True if `node` makes a stand-in, which takes next to no time and no memory."""
     return node.op == "call_function" and node.target is devices.untouched_zeros
 
 
-def _read_for_its_shape(node: fx.Node) -> fx.Node | None:
-    """Return the argument of which `node` reads the shape alone and which a hollow tensor can stand for, or None."""
+def _shape_only_input(node: fx.Node) -> fx.Node | None:
+    """Return the argument of which `node` reads the shape alone and which can have a stand-in, or None."""
     position = READS_SHAPE.get(node.target) if node.op == "call_function" else None
     if position is None or (node.target is _CONVOLUTION and node.args[10] != _OF_INPUT_ALONE):
         return None
     source = node.args[position]
     if (
         not isinstance(source, fx.Node)
-        or is_hollow(source)
+        or is_stand_in(source)
         or any(arg is source for i, arg in enumerate(node.args) if i != position)
     ):
         return None
@@ -74,18 +75,18 @@ def _read_for_its_shape(node: fx.Node) -> fx.Node | None:
     return source if whole and devices.has_untouched_zeros(tensor.device) else None
 
 
-def _add_hollow(graph: fx.Graph, like: torch.Tensor) -> fx.Node | None:
-    """Add a hollow tensor at the beginning, or return None if there can be none.
+def _add_stand_in(graph: fx.Graph, like: torch.Tensor) -> fx.Node | None:
+    """Add a stand-in at the beginning, or return None if there can be none.
 
     It is made there, not kept by the module: PyTorch copies the modules of graphs, and all that they keep.
     """
     args = (tuple(like.shape), like.stride(), like.dtype)
-    with _disable_current_modes():
+    with without_modes():
         if devices.untouched_zeros(*args) is None:
             return None
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         node = graph.call_function(devices.untouched_zeros, args)
-    with like.fake_mode:  # type: ignore[attr-defined]
+    with fake_mode_of(like):
         node.meta["val"] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
     return node

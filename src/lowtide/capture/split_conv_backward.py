@@ -1,8 +1,9 @@
-"""Backward of convolutions taken apart into the gradient of the input and that of the weights.
+"""Splits the backward of a convolution into the gradient of the input and that of the weights.
 
 The traced op makes both at once, so a plan could only have both or neither, and the gradient of the weights, which
-stays to the end of the step, could not wait for it. The kernels behind the op compute one after the other anyway: apart
-they take as long and give the same bits. The smaller one is made first, for it is there while the other is made.
+stays to the end of the step, could not be made later. The kernels behind the op compute one after the other anyway, so
+the two parts take as long and give the same bits. The smaller one is made first, for it is there while the other one
+is made.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import copy
 import torch
 from torch import fx
 
-from lowtide.capture.alias import storage_bytes
 from lowtide.capture.program import is_getitem
+from lowtide.pytorch.storages import storage_bytes
 
 _BACKWARD = torch.ops.aten.convolution_backward.default
-# Where the op's arguments say which of its three results are wanted: of the input, the weights, the bias.
+# The position of the argument that says which of the three results are wanted: of the input, the weights, the bias.
 _WANTED = 10
 
 

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
 
 from lowtide.capture.program import is_tangent, output_node
+from lowtide.pytorch.fake_tensors import FakeTensor, fake_mode_of
+from lowtide.pytorch.nested import tree_leaves
 
 aten = torch.ops.aten
 
 
-def idle_tangents(module: fx.GraphModule) -> frozenset[int]:
+def unlikely_tangents(module: fx.GraphModule) -> frozenset[int]:
     """Return the positions of tangents that will probably not come: those of tensors, if there is one of a scalar."""
     sizes = [node.meta["val"].numel() for node in tangents_of(module)]
     return frozenset(index for index, size in enumerate(sizes) if size != 1) if 1 in sizes else frozenset()
@@ -34,7 +34,7 @@ def tangents_of(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.find_nodes(op="placeholder") if is_tangent(node)]
 
 
-def silence(module: fx.GraphModule, missing: Collection[int]) -> fx.GraphModule:
+def without_tangents(module: fx.GraphModule, missing: Collection[int]) -> fx.GraphModule:
     """Return a copy of the joint graph in which the tangents at `missing` are zero and used by nothing."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -42,20 +42,21 @@ def silence(module: fx.GraphModule, missing: Collection[int]) -> fx.GraphModule:
     result = graph.output(outputs)
     result.meta = copy.copy(output_node(module).meta)
     tangents = tangents_of(module)
-    silencer = _Silencer(graph, {copies[tangents[index]] for index in missing})
-    silencer.run()
-    retrace(graph, silencer.relaid)
+    zeros = _ZeroPropagation(graph, {copies[tangents[index]] for index in missing})
+    zeros.run()
+    retrace(graph, zeros.stale)
     return fx.GraphModule(module, graph)
 
 
-class _Silencer:
+class _ZeroPropagation:
     """Propagates zeros through backward; every backward op is linear in the gradients it reads."""
 
     def __init__(self, graph: fx.Graph, zeros: set[fx.Node]) -> None:
         self.graph = graph
         self.zeros = zeros
         self.gradients = {node for node in graph.nodes if is_tangent(node)}
-        self.relaid: set[fx.Node] = set()
+        # Nodes that read a tensor in another layout than when they were traced.
+        self.stale: set[fx.Node] = set()
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -66,38 +67,38 @@ class _Silencer:
                 self.gradients.add(node)
                 self._visit(node, sources)
         result = next(reversed(self.graph.find_nodes(op="output")))
-        result.args = (tuple(None if item in self.zeros else item for item in result.args[0]),)  # type: ignore[union-attr]
+        result.args = (tuple(None if item in self.zeros else item for item in result.args[0]),)
         for node in reversed(list(self.graph.nodes)):
             if node in self.zeros and node.op != "placeholder":
                 self.graph.erase_node(node)
 
     def _visit(self, node: fx.Node, sources: list[fx.Node]) -> None:
-        silent = [source for source in sources if source in self.zeros]
-        if len(silent) == len(sources):
+        zeros = [source for source in sources if source in self.zeros]
+        if len(zeros) == len(sources):
             self.zeros.add(node)
-        elif silent and not self._pass_on(node):
-            for source in silent:
-                self._put_zeros(node, source)
+        elif zeros and not self._pass_on(node):
+            for source in zeros:
+                self._fill_with_zeros(node, source)
 
     def _pass_on(self, node: fx.Node) -> bool:
         """Replace a sum of a gradient and a zero by the gradient, where that changes neither shape nor type.
 
-        The gradient may be laid out otherwise than the sum was; what is computed from it then is, too, as in eager.
+        The gradient may have another layout than the sum had; what is computed from it then has, too, as in eager.
         """
         if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
             return False
         (other,) = [source for source in node.args if source not in self.zeros]
-        if not isinstance(other, fx.Node) or not _alike(other.meta["val"], node.meta["val"]):
+        if not isinstance(other, fx.Node) or not _is_alike(other.meta["val"], node.meta["val"]):
             return False
         if other.meta["val"].stride() != node.meta["val"].stride():
-            self.relaid.update(user for user in node.users if user.op != "output")
-        self.relaid.discard(node)
+            self.stale.update(user for user in node.users if user.op != "output")
+        self.stale.discard(node)
         node.replace_all_uses_with(other)
         self.gradients.add(other)
         self.graph.erase_node(node)
         return True
 
-    def _put_zeros(self, node: fx.Node, source: fx.Node) -> None:
+    def _fill_with_zeros(self, node: fx.Node, source: fx.Node) -> None:
         """Give an op that needs the tensor a real one full of zeros."""
         if not isinstance(source.meta.get("val"), torch.Tensor):
             raise ValueError(f"{node.name} reads several results of {source.name}, of which none will come")
@@ -106,27 +107,27 @@ class _Silencer:
         with self.graph.inserting_before(node):
             filled = self.graph.call_function(aten.zeros.default, (list(like.shape),), kwargs)
         filled.meta = copy.copy(node.meta)
-        with like.fake_mode:  # type: ignore[attr-defined]
+        with fake_mode_of(like):
             filled.meta["val"] = aten.zeros.default(list(like.shape), **kwargs)
         node.replace_input_with(source, filled)
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
 
 
-def retrace(graph: fx.Graph, relaid: Collection[fx.Node]) -> None:
-    """Work out the results of nodes anew that read a tensor in another layout than when they were traced."""
-    stale = set(relaid)
+def retrace(graph: fx.Graph, stale: Collection[fx.Node]) -> None:
+    """Compute the fake results of `stale` nodes, and of all that follow from them, a second time."""
+    pending = set(stale)
     for node in graph.nodes:
-        if node.op != "call_function" or not (node in stale or stale.intersection(node.all_input_nodes)):
+        if node.op != "call_function" or not (node in pending or pending.intersection(node.all_input_nodes)):
             continue
-        stale.add(node)
+        pending.add(node)
         args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), lambda source: source.meta["val"])
-        modes = [leaf.fake_mode for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-        with modes[0] if modes else nullcontext():
+        fakes = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
+        with fake_mode_of(fakes[0]) if fakes else nullcontext():
             try:
-                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+                node.meta["val"] = node.target(*args, **kwargs)
             except RuntimeError:
                 if node.target is not aten.view.default:
                     raise

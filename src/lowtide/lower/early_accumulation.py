@@ -7,63 +7,54 @@ graph restores that, wherever the result is the one autograd would have given, b
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-_DOOR = torch.autograd.graph._engine_run_backward.__code__
+from lowtide.pytorch.autograd_nodes import has_tensor_hooks, is_executed, roots_of_running_backward
+
+# In a larger graph of autograd nodes the search would take longer than it is worth; autograd then adds by itself.
 _MOST_NODES = 20_000
 
 
-class Ledger:
+class RunningBackward:
     """What the running backward pass does with gradients; looks it up when first asked."""
 
     def __init__(self) -> None:
         self._accumulators: dict[int, tuple[Node, int]] | None = None
 
     def accumulates_alone(self, parameter: torch.Tensor) -> bool:
-        """Whether this pass accumulates into the parameter, and only from one node.
+        """Return True if this pass accumulates into the parameter, and only from one node.
 
         With a second path to the parameter autograd adds the gradients of both first, which rounds differently. A call
         of `torch.autograd.grad` accumulates nothing.
         """
         if self._accumulators is None:
-            self._accumulators = _accumulators(_roots_of_running_backward())
+            self._accumulators = _accumulators(roots_of_running_backward())
         accumulator, edges = self._accumulators.get(id(parameter), (None, 0))
         if accumulator is None or edges != 1 or _has_hooks(accumulator):
             return False
-        try:
-            return bool(torch._C._will_engine_execute_node(accumulator))
-        except RuntimeError:  # how the engine says that it captures this gradient instead (`torch.autograd.grad`)
-            return False
+        return is_executed(accumulator)
 
 
-def open_ledger() -> Ledger:
-    """Return a new ledger for one backward pass."""
-    return Ledger()
-
-
-def hand_over(gradient: torch.Tensor, parameter: torch.Tensor, ledger: Ledger) -> torch.Tensor | None:
+def accumulate_early(gradient: torch.Tensor, parameter: torch.Tensor, running: RunningBackward) -> torch.Tensor | None:
     """Add `gradient` to the parameter's and return None, or return `gradient` for autograd to handle."""
     if not parameter.is_leaf or parameter.grad is None:
         return gradient
-    if not _plainly_added(gradient, parameter) or not ledger.accumulates_alone(parameter):
+    if not _plainly_added(gradient, parameter) or not running.accumulates_alone(parameter):
         return gradient
     parameter.grad.add_(gradient)
     return None
 
 
 def _plainly_added(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether autograd, given `gradient`, would run no hook and add it in place."""
+    """Return True if autograd, given `gradient`, would run no hook and add it in place."""
     existing: Any = parameter.grad
-    hooked = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
     return (
-        not hooked
+        not has_tensor_hooks(parameter)
         and not torch.is_grad_enabled()
         and existing.layout is torch.strided is gradient.layout
         and existing.dtype == gradient.dtype
@@ -73,7 +64,7 @@ def _plainly_added(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _has_hooks(node: Node) -> bool:
-    """Whether Python hooks wait for the gradient at `node`, before it is accumulated or after.
+    """Return True if Python hooks wait for the gradient at `node`, before it is accumulated or after.
 
     PyTorch does not list them, but all hooks of one kind are in one dictionary, which registering another one shows.
     """
@@ -88,17 +79,6 @@ def _has_hooks(node: Node) -> bool:
 
 def _ignore(*gradients: Any) -> None:
     """Do nothing, as a hook."""
-
-
-def _roots_of_running_backward() -> Sequence[Any]:
-    """Return the tensors whose backward pass is running on this thread, or nothing where that cannot be seen.
-
-    The engine does not tell, but it is always entered through one Python function, which is still on the stack.
-    """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not _DOOR:
-        frame = frame.f_back
-    return () if frame is None else tuple(frame.f_locals["t_outputs"])
 
 
 def _accumulators(roots: Sequence[Any]) -> dict[int, tuple[Node, int]]:

@@ -1,31 +1,33 @@
-"""Running lowered graphs: boxed calling convention, so that arguments are freed as the graph uses them up."""
+"""Running lowered graphs: quickly, observed, and with another backward where other gradients come than planned."""
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
-from torch.fx.graph import _BoxedCodeGen
 
 from lowtide.capture.program import is_tangent
 from lowtide.errors import LowtideWarning
+from lowtide.lower.rewrite import Lowered
+from lowtide.pytorch.autograd_nodes import node_of_running_forward
+from lowtide.pytorch.compiler.joint_graph import Run, run_of
+from lowtide.pytorch.ops import SOFTMAX, UNSAFE_VIEW, is_op, softmax
 
 aten = torch.ops.aten
 
-_RESHAPES = {aten.reshape.default, aten.view.default, aten._unsafe_view.default}
+_RESHAPES = {aten.reshape.default, aten.view.default, UNSAFE_VIEW}
 _SAME_SHAPE = {*_RESHAPES, aten.expand.default}
 # A detach is traced as itself or, from PyTorch 2.15 on, as an alias.
 _SAME_TENSOR = {aten.detach.default, aten.alias.default}
 _VIEWS = {*_SAME_SHAPE, *_SAME_TENSOR, aten.t.default}
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    aten._softmax.default: torch._softmax,
-    aten._unsafe_view.default: torch.reshape,
+    SOFTMAX: softmax,
+    UNSAFE_VIEW: torch.reshape,
     aten.add.Tensor: torch.add,
     aten.addmm.default: torch.addmm,
     aten.bmm.default: torch.bmm,
@@ -71,10 +73,11 @@ def _shorten(node: fx.Node) -> None:
     assert isinstance(source, fx.Node)
     if node.target in _RESHAPES and source.target in _RESHAPES:
         node.args = (source.args[0], *node.args[1:])
-        source = node.args[0]
+        source = source.args[0]
+        assert isinstance(source, fx.Node)
     same = _replacement(node, source)
     # What is returned must stay a tensor of its own: two results that are one object would share what happens to them.
-    if same is not None and all(isinstance(user.target, torch._ops.OpOverload) for user in node.users):
+    if same is not None and all(is_op(user.target) for user in node.users):
         node.replace_all_uses_with(same)
 
 
@@ -92,112 +95,79 @@ def _shape(node: fx.Node) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
-_VARIANTS = "lowtide_variants"
-_AROUND = "lowtide_around"
-_MOST_FRAMES = 12
-
-Builder = Callable[[frozenset[int]], fx.GraphModule]
-Run = Callable[[list[Any]], Any]
-Around = Callable[[Run, list[Any]], Any]
+def run_quickly(module: fx.GraphModule) -> Run:
+    """Return what runs `module` op by op; it takes the list of arguments and empties it."""
+    return run_of(quicken(module))
 
 
-def boxed(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """Return a function that takes the list of arguments, empties it, and runs `module` op by op."""
-    del example_inputs
-    forward, around = _generate(module), module.meta.get(_AROUND)
+class Observer(Protocol):
+    """Runs graphs in the place of their caller, to see what goes in and what it takes."""
 
-    def run(args: list[Any]) -> Any:
-        return forward(args) if around is None else around(forward, args)
+    def forward(self, run: Run, args: list[Any]) -> Any:
+        """Return `run(args)` of a forward graph."""
 
-    run._boxed_call = True  # type: ignore[attr-defined]
-    _allow_retain_graph()
-    return run
-
-
-def boxed_forward(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, on_run: Callable[[Any], None]
-) -> Callable[[list[Any]], Any]:
-    """Return the same as `boxed` for a forward graph; `on_run` is told of each run, with its autograd node or None."""
-    plain = boxed(module, example_inputs)
-
-    def run(args: list[Any]) -> Any:
-        on_run(_autograd_node())
-        return plain(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _autograd_node() -> Any:
-    """Return the node of the autograd function whose forward is running, or None where it cannot be seen.
-
-    AOTAutograd calls us from inside that forward and does not pass its context on; it is on the stack.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MOST_FRAMES):
-        if frame is None:
-            return None
-        context = frame.f_locals.get("ctx")
-        if isinstance(context, torch.autograd.function.BackwardCFunction):
-            return context
-        frame = frame.f_back
-    return None
-
-
-def boxed_backward(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """Return the same as `boxed` for a backward graph, which is made for certain tangents to come and others not to.
-
-    Where others are missing, a variant of the graph is built that computes what autograd would then compute.
-    """
-    usual = boxed(module, example_inputs)
-    if _VARIANTS not in module.meta:
-        return usual
-    silenced, build = module.meta[_VARIANTS]
-    num_tangents = sum(is_tangent(node) for node in module.graph.find_nodes(op="placeholder"))
-    runners: dict[frozenset[int], Callable[[list[Any]], Any]] = {silenced: usual}
-
-    def run(args: list[Any]) -> Any:
-        first = len(args) - num_tangents
-        missing = frozenset(index for index in range(num_tangents) if args[first + index] is None)
-        if missing not in runners:
-            if not silenced <= missing:
-                _warn_of_unplanned_gradient()
-            runners[missing] = boxed(build(missing), example_inputs)
-        return runners[missing](args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def run_around(module: fx.GraphModule, around: Around) -> fx.GraphModule:
-    """Return `module`, of which every run is left to `around`, with the run and its arguments; the last goes first."""
-    within = module.meta.get(_AROUND)
-    module.meta[_AROUND] = around if within is None else _Nested(around, within)
-    return module
+    def backward(self, run: Run, args: list[Any]) -> Any:
+        """Return `run(args)` of a backward graph."""
 
 
 @dataclass(frozen=True)
-class _Nested:
-    """One way to run a module around another."""
+class LoweredVariant:
+    """A captured graph lowered as one plan says, and how it is run.
 
-    outer: Around
-    inner: Around
+    Attributes:
+        lowered: The graphs.
+        missing: Positions of the tangents that the plan expects not to come.
+        backward_without: Builds the backward graph for other tangents to be missing.
+        observers: See the runs of the planned graphs; the last one sees them first.
+        on_forward: Is told of each forward run, with its autograd node or None.
+    """
 
-    def __call__(self, run: Run, args: list[Any]) -> Any:
-        return self.outer(lambda args: self.inner(run, args), args)
+    lowered: Lowered
+    missing: frozenset[int]
+    backward_without: Callable[[frozenset[int]], fx.GraphModule]
+    observers: tuple[Observer, ...]
+    on_forward: Callable[[Any], None]
 
+    @property
+    def forward_graph(self) -> fx.GraphModule:
+        """The graph of the forward pass."""
+        return self.lowered.forward
 
-def with_variants(backward: fx.GraphModule, silenced: frozenset[int], build: Builder) -> fx.GraphModule:
-    """Return `backward`, made for the tangents at `silenced` to be missing, with a way to build it for others."""
-    backward.meta[_VARIANTS] = (silenced, build)
-    return backward
+    @property
+    def backward_graph(self) -> fx.GraphModule:
+        """The graph of the planned backward pass."""
+        return self.lowered.backward
 
+    def forward_run(self, graph: fx.GraphModule) -> Run:
+        """Return what runs the forward graph."""
+        observed = run_quickly(graph)
+        for observer in self.observers:
+            observed = partial(observer.forward, observed)
 
-def _generate(module: fx.GraphModule) -> Callable[..., Any]:
-    module = quicken(module)
-    module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
-    return module.forward
+        def run(args: list[Any]) -> Any:
+            self.on_forward(node_of_running_forward())
+            return observed(args)
+
+        return run
+
+    def backward_run(self, graph: fx.GraphModule) -> Run:
+        """Return what runs the backward graph, or another one if other tangents are missing than planned."""
+        planned = run_quickly(graph)
+        for observer in self.observers:
+            planned = partial(observer.backward, planned)
+        num_tangents = sum(is_tangent(node) for node in graph.graph.find_nodes(op="placeholder"))
+        runs: dict[frozenset[int], Run] = {self.missing: planned}
+
+        def run(args: list[Any]) -> Any:
+            first = len(args) - num_tangents
+            missing = frozenset(index for index in range(num_tangents) if args[first + index] is None)
+            if missing not in runs:
+                if not self.missing <= missing:
+                    _warn_of_unplanned_gradient()
+                runs[missing] = run_quickly(self.backward_without(missing))
+            return runs[missing](args)
+
+        return run
 
 
 def _warn_of_unplanned_gradient() -> None:
@@ -207,10 +177,3 @@ def _warn_of_unplanned_gradient() -> None:
         LowtideWarning,
         stacklevel=2,
     )
-
-
-def _allow_retain_graph() -> None:
-    """Tell AOTAutograd that no saved tensor is written over, so that backward may run again on a retained graph."""
-    context = torch._guards.TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None:
-        context.fw_metadata.bw_donated_idxs = []

@@ -1,7 +1,7 @@
-"""What recomputation reads, compared with what forward read, under `verify`.
+"""Under `verify`, compares what recomputation reads with what forward read, by checksums.
 
 Autograd notices changes in place, but not those made through `.data` or NumPy between forward and backward. A
-recomputation then begins with other contents than the first run, and differs from eager without a word.
+recomputation would then read other contents than the first run, and differ from eager unnoticed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lowtide.schedule.steps import Schedule
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return a number that other contents would hardly give."""
+    """Return a number that other contents would almost surely not give."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy())
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
 
-class Unchanged:
+class InputChecksums:
     """Compares the inputs that recomputations of one plan read with those of the forward run before."""
 
     def __init__(self, program: Program, schedule: Schedule, frame: Frame) -> None:
@@ -40,10 +40,6 @@ class Unchanged:
             if value in read and value in places
         ]
         self._sums: list[int] = []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Unchanged:
-        """Return itself: the compiler copies modules with all that they carry."""
-        return self
 
     def forward(self, run: Callable[[list[Any]], Any], args: list[Any]) -> Any:
         """Return the result of a forward run."""

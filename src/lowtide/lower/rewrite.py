@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._profiler import _RecordFunctionFast
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide import device as devices
 from lowtide.capture.fused_op import written_over
 from lowtide.capture.program import Program, Tail, is_getitem
 from lowtide.capture.recompute_rules import is_foreign
-from lowtide.capture.shape_only_inputs import is_hollow
+from lowtide.capture.shape_only_inputs import is_stand_in
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.lower.early_accumulation import hand_over, open_ledger
+from lowtide.lower.early_accumulation import RunningBackward, accumulate_early
+from lowtide.pytorch.dispatch_modes import without_modes
+from lowtide.pytorch.fake_tensors import FakeTensor, fake_mode_of
+from lowtide.pytorch.profiler import recorded_as
 from lowtide.schedule.steps import Schedule
 
 
@@ -47,7 +47,7 @@ def replay_random(
 
 
 # A traced stride can differ from the real one; there a view must become a copy instead of an error.
-_RELAXED = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
+_RELAXED: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def lower(program: Program, schedule: Schedule, spare: tuple[Program, Schedule] 
     """
     served = [(program, schedule), *([spare] if spare else [])]
     saved = dict.fromkeys(value for each in served for value in saved_values(*each))
-    owed = dict.fromkeys(position for each, _ in served for position in _handed_over(each))
+    owed = dict.fromkeys(position for each, _ in served for position in _accumulated(each))
     handles = [position for position in owed if program.values[program.primals[position]] not in saved]
     forward = _Emitter(program, repeated_ops(schedule))
     for node in program.primals:
@@ -118,7 +118,7 @@ def label_of(op: OpId) -> str:
 
 def run_labelled(label: str, target: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Return `target(*args, **kwargs)`, recorded under `label` where something records."""
-    with _RecordFunctionFast(label):
+    with recorded_as(label):
         return target(*args, **kwargs)
 
 
@@ -128,8 +128,8 @@ def run_over(
     """Return `target(*args, **kwargs)`, written over the argument `over`, in the layout that `target` would give it.
 
     A result that is written over an argument has its strides. Dimensions of size 1 do not say where elements are, but
-    kernels choose by their strides, so they are put right. Where the argument turns out to be laid out otherwise than
-    it was traced, the result is made anew: in another layout, later sums would round differently.
+    kernels choose by their strides, so they are corrected. Where the argument turns out to have another layout than in
+    the trace, the result is a new tensor: in another layout, later sums would round differently.
     """
     found = over.stride()
     if any(size != 1 and one != other for size, one, other in zip(over.shape, found, strides, strict=True)):
@@ -156,8 +156,8 @@ class _Emitter:
         self._present: dict[fx.Node, fx.Node] = {}
         self._views: dict[ValueId, list[fx.Node]] = {}
         constants = program.module.graph.find_nodes(op="get_attr")
-        hollow = filter(is_hollow, program.module.graph.nodes)
-        for node in (*constants, *hollow):
+        stand_ins = filter(is_stand_in, program.module.graph.nodes)
+        for node in (*constants, *stand_ins):
             self._present[node] = self.graph.node_copy(node)
 
     def take(self, node: fx.Node) -> None:
@@ -207,7 +207,7 @@ class _Emitter:
         result = self.graph.output(outputs)
         result.meta["desc"] = [*descriptors, *[None] * (len(outputs) - len(descriptors))]
         for node in reversed(list(self.graph.nodes)):
-            if not node.users and (is_getitem(node) or is_hollow(node) or node.op == "get_attr"):
+            if not node.users and (is_getitem(node) or is_stand_in(node) or node.op == "get_attr"):
                 self.graph.erase_node(node)
         self.graph.lint()
         return fx.GraphModule(self.program.module, self.graph)
@@ -259,21 +259,21 @@ class _Emitter:
 
 
 def _run_backward(program: Program, schedule: Schedule, backward: _Emitter) -> list[Any]:
-    """Emit the backward pass; a parameter's gradient is handed over right after the op that completes it."""
+    """Emit the backward pass; a parameter's gradient is accumulated right after the op that completes it."""
     owed: dict[OpId, list[int]] = {}
-    for position in _handed_over(program):
+    for position in _accumulated(program):
         value = program.values[program.backward_outputs[position]]
         owed.setdefault(program.graph.values[value].producer, []).append(position)  # type: ignore[arg-type]
     last_run = {op: step for step, op in enumerate(schedule.backward)}
-    ledger = backward.graph.call_function(open_ledger) if owed else None
+    running = backward.graph.call_function(RunningBackward) if owed else None
     settled: dict[int, fx.Node] = {}
     for step, op in enumerate(schedule.backward):
         backward.run(op)
         if last_run[op] == step:
             for position in owed.get(op, ()):
                 gradient: fx.Node = program.backward_outputs[position]
-                args = (backward.resolve(gradient), backward.resolve(program.primals[position]), ledger)
-                settled[position] = backward.graph.call_function(hand_over, args)
+                args = (backward.resolve(gradient), backward.resolve(program.primals[position]), running)
+                settled[position] = backward.graph.call_function(accumulate_early, args)
                 settled[position].meta = copy.copy(gradient.meta)
     return [
         settled[position] if position in settled else backward.output(node)
@@ -281,7 +281,7 @@ def _run_backward(program: Program, schedule: Schedule, backward: _Emitter) -> l
     ]
 
 
-def _handed_over(program: Program) -> list[int]:
+def _accumulated(program: Program) -> list[int]:
     """Return the positions of the parameters whose gradient a backward op makes."""
     return [
         position
@@ -318,7 +318,7 @@ def saved_values(program: Program, schedule: Schedule) -> list[ValueId]:
 
 
 def _unchecked(node: fx.Node) -> fx.Node:
-    """Mark a saved parameter as a mere handle: backward does not read its contents, so they may change meanwhile."""
+    """Mark a saved parameter as a handle only: backward does not read its contents, so they may change meanwhile."""
     node.meta["saved_tensor_with_no_vc_check"] = True
     return node
 
@@ -326,8 +326,8 @@ def _unchecked(node: fx.Node) -> fx.Node:
 def _fake_state(program: Program) -> torch.Tensor:
     """Return a fake tensor like a generator state."""
     values = (node.meta.get("val") for node in program.module.graph.nodes)
-    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
-    with _disable_current_modes():
+    mode = next(fake_mode_of(value) for value in values if isinstance(value, FakeTensor))
+    with without_modes():
         size = take_rng_state(program.device).numel()
     with mode:
         return torch.empty(size, dtype=torch.uint8)

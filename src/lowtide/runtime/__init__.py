@@ -1,5 +1,1 @@
-"""The whole road at run time: PyTorch's compiler calls us with a graph, we plan it and return what runs."""
-
-from lowtide.pytorch.required import check_pytorch
-
-check_pytorch()
+"""Running a model planned: PyTorch's compiler calls lowtide with a graph, which is captured, planned and lowered."""

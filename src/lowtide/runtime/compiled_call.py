@@ -8,17 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo.convert_frame import input_codes
-from torch._dynamo.types import FrameAction, FrameExecStrategy
 
+from lowtide.pytorch.compiler.tracing import compile_again, tracing_options
 from lowtide.runtime.backend import Backend
-from lowtide.runtime.entry_points import inside
-from lowtide.runtime.input_branches import foreseeing_branches
-from lowtide.runtime.log_noise import quiet_logs
+from lowtide.runtime.entry_points import planned_call
+from lowtide.runtime.input_branches import expecting_branches
+from lowtide.runtime.log_noise import without_compiler_logs
 
+# PyTorch's own limit is 8, which a model with a dozen input shapes reaches; each one takes seconds.
 MOST_RECOMPILATIONS = 64
-_TRY_AGAIN = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
 
 
 class Entry:
@@ -30,45 +28,36 @@ class Entry:
         plain: The function.
         backend: Receives its graphs.
         whole: Raise where the function cannot be traced as one graph.
-        foresee: Take branches on the contents of integer inputs as eager does, and check them at every call.
+        expect_branches: Take branches on the contents of integer inputs as eager does, and check them at every call.
     """
 
     def __init__(
-        self, plain: Callable[..., Any], backend: Backend, *, whole: bool = False, foresee: bool = False
+        self, plain: Callable[..., Any], backend: Backend, *, whole: bool = False, expect_branches: bool = False
     ) -> None:
-        self._foresee = foresee
+        self._expect_branches = expect_branches
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)
 
         own = types.FunctionType(entry.__code__.replace(), entry.__globals__, "entry", None, entry.__closure__)
         self._planned = torch.compile(own, backend=backend, dynamic=False, fullgraph=whole)
-        self._tracing = torch._dynamo.config.patch(
-            ignore_logging_functions=_logging_functions(),
-            # Hooks added later must run, as in eager.
-            skip_nnmodule_hook_guards=False,
-            # Traced, NumPy becomes PyTorch: other last bits, and random numbers of another generator.
-            trace_numpy=False,
-            # Tensors rebuilt from the cache have other storage sizes than the ops give.
-            fake_tensor_cache_enabled=False,
+        self._tracing = tracing_options(
+            ignored_functions=_logging_functions(),
             recompile_limit=MOST_RECOMPILATIONS,
-            accumulated_recompile_limit=8 * MOST_RECOMPILATIONS,
+            total_recompile_limit=8 * MOST_RECOMPILATIONS,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `plain` returns."""
-        with self._tracing, quiet_logs(), inside, foreseeing_branches(self._foresee):
+        with self._tracing, without_compiler_logs(), planned_call, expecting_branches(self._expect_branches):
             return self._planned(*args, **kwargs)
 
     def revive(self) -> None:
-        """Let the compiler look again at what it has decided to leave alone because a call ended with an error.
+        """Let the compiler try again what it leaves alone because a call ended with an error.
 
         Otherwise one call that raises would leave every later one without a plan.
         """
-        for reference in list(input_codes.seen):
-            code = reference()
-            if code is not None:
-                set_code_exec_strategy(code, _TRY_AGAIN)
+        compile_again()
 
 
 def _logging_functions() -> set[Callable[..., Any]]:

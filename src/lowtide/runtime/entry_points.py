@@ -1,8 +1,8 @@
 """Other ways into a wrapped model than calling it, none of which may train it without its plan unnoticed.
 
 `model.forward(x)` and a compiler that others run reach `forward` directly. So a wrapped model gets a `forward` of its
-own, as an attribute of the object, that leads to the plan. The part that a container such as DistributedDataParallel
-keeps as `module` gets one that warns.
+own, as an attribute of the object, that runs planned. The part that a container such as DistributedDataParallel keeps
+as `module` gets one that warns.
 """
 
 from __future__ import annotations
@@ -11,61 +11,67 @@ import functools
 import threading
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from lowtide.errors import warn
 
-between_graphs = torch.compiler.disable(
-    reason="The model is wrapped by lowtide: its training step has a plan of its own and cannot be part of another "
-    "compiled graph. Without fullgraph=True the code around it is compiled and the plan runs in between.",
-)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class _Inside:
-    """Whether a planned call is going on: then `forward` is what it ever was."""
+def between_graphs(function: Function) -> Function:
+    """Return `function`, which other compilers run between their graphs and do not trace."""
+    disable: Callable[[Function], Function] = torch.compiler.disable(  # type: ignore[no-untyped-call]
+        reason="The model is wrapped by lowtide: its training step has a plan of its own and cannot be part of another "
+        "compiled graph. Without fullgraph=True the code around it is compiled and the plan runs in between.",
+    )
+    return disable(function)
+
+
+class _PlannedCall:
+    """Tells whether a planned call is going on: then `forward` is the plain one."""
 
     def __init__(self) -> None:
-        # Read while tracing, where it becomes a constant with a guard; so it must not count.
-        self.planned_call = False
+        # Read while tracing, where it becomes a constant with a guard: a counter would be guarded at every value.
+        self.active = False
         self._depth = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         with self._lock:
             self._depth += 1
-            self.planned_call = True
+            self.active = True
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._depth -= 1
-            self.planned_call = self._depth > 0
+            self.active = self._depth > 0
 
 
-inside = _Inside()
+planned_call = _PlannedCall()
 
 
-class Door:
-    """A `forward` that leads elsewhere when it is called to train, unless a planned call is going on.
+class ForwardOverride:
+    """A `forward` that runs something else when it is called to train, unless a planned call is going on.
 
     A copy of the model has its plain `forward`: copying and pickling give a method of the copy.
     """
 
-    def __init__(self, module: nn.Module, leads_to: Callable[..., Any], trains: Callable[[], bool]) -> None:
+    def __init__(self, module: nn.Module, training: Callable[..., Any], trains: Callable[[], bool]) -> None:
         self.module = module
         self.plain = module.forward
-        self.leads_to = leads_to
+        self.training = training
         self.trains = trains
-        self.is_open = True
+        self.is_active = True
         functools.update_wrapper(self, self.plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the way through this door returns."""
-        if inside.planned_call or not self.is_open or not self.trains():
+        """Return what the planned or the plain `forward` returns."""
+        if planned_call.active or not self.is_active or not self.trains():
             return self.plain(*args, **kwargs)
-        return self.leads_to(*args, **kwargs)
+        return self.training(*args, **kwargs)
 
     def __reduce__(self) -> Any:
         """Return a method of the copied module, or a copy of what somebody else had put in its place."""
@@ -73,12 +79,12 @@ class Door:
 
     @property
     def hides_method(self) -> bool:
-        """Whether the plain `forward` is the method of the module's class."""
+        """Return True if the plain `forward` is the method of the module's class."""
         return isinstance(self.plain, types.MethodType) and self.plain.__func__ is type(self.module).forward
 
-    def close(self) -> None:
-        """Give the module its `forward` back; where somebody else's leads here, it leads on to the plain one."""
-        self.is_open = False
+    def remove(self) -> None:
+        """Give the module its `forward` back; if somebody else's calls this one, it calls the plain one from now on."""
+        self.is_active = False
         if self.module.__dict__.get("forward") is not self:
             return
         del self.module.__dict__["forward"]
@@ -86,25 +92,27 @@ class Door:
             self.module.forward = self.plain
 
 
-def open_doors(model: nn.Module, planned: Callable[..., Any], trains: Callable[[], bool]) -> list[Door]:
-    """Let calls of `model.forward` run `planned`, and warn where the part that holds all of it trains by itself."""
-    doors = [Door(model, planned, trains)]
+def override_forward(
+    model: nn.Module, planned: Callable[..., Any], trains: Callable[[], bool]
+) -> list[ForwardOverride]:
+    """Let calls of `model.forward` run `planned`, and warn if the part that holds all of it is trained by itself."""
+    overrides = [ForwardOverride(model, planned, trains)]
     part = getattr(model, "module", None)
     if isinstance(part, nn.Module) and {*map(id, part.parameters())} >= {*map(id, model.parameters())}:
-        doors.append(Door(part, _warning(part), trains))
-    for door in doors:
-        door.module.forward = door  # type: ignore[method-assign]
-    return doors
+        overrides.append(ForwardOverride(part, _warning(part), trains))
+    for override in overrides:
+        override.module.forward = override
+    return overrides
 
 
 def _warning(part: nn.Module) -> Callable[..., Any]:
-    plain, told = part.forward, False
+    plain, warned = part.forward, False
 
     @between_graphs
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal told
-        if not told:
-            told = True
+        nonlocal warned
+        if not warned:
+            warned = True
             warn(
                 f"{type(part).__name__} was called by itself, as the `module` of a wrapped model, and trains without "
                 "the plan and its budget. Call the wrapped model instead, or wrap this module and not what contains it."

@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._functorch import peek_interpreter_stack
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError
 from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from lowtide.capture.source_lines import is_inside, user_line
 from lowtide.errors import CaptureError, LowtideError, UnsupportedBackwardError
-from lowtide.runtime.backend import check_devices, refuse_types
+from lowtide.pytorch.compiler.tracing import error_of_backend, is_of_compiler, is_untraceable
+from lowtide.pytorch.dispatch_modes import in_dispatch_mode, in_forward_ad, in_func_transform, mode_names
+from lowtide.pytorch.nested import map_tensors, tensor_leaves
 from lowtide.runtime.compiled_call import Entry
-from lowtide.runtime.log_noise import quiet_warnings
-from lowtide.runtime.source_lines import is_inside, user_line
+from lowtide.runtime.input_checks import check_devices, refuse_types
+from lowtide.runtime.log_noise import without_compiler_warnings
 from lowtide.runtime.verify import ModelState, fresh
 
 _PLAIN_TENSORS = {torch.Tensor, nn.Parameter, nn.Buffer}
@@ -27,29 +26,43 @@ _ADVICE = (
 )
 
 
-def is_unusual() -> bool:
-    """Whether the call is made inside a transform, a dispatch mode or forward-mode AD; takes half a microsecond."""
-    inside_mode = torch._C._len_torch_dispatch_stack() or peek_interpreter_stack() is not None
-    return bool(inside_mode) or forward_ad._current_level >= 0
+def lowtide_cause(error: BaseException) -> LowtideError | None:
+    """Return the lowtide error that `error` is or was caused by, if there is one."""
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in seen:
+            continue
+        if isinstance(current, LowtideError):
+            return current
+        seen.add(id(current))
+        pending += [error_of_backend(current), current.__cause__, current.__context__]
+    return None
+
+
+def in_unusual_context() -> bool:
+    """Return True inside a transform, a dispatch mode or forward-mode AD; takes half a microsecond."""
+    return in_dispatch_mode() or in_func_transform() or in_forward_ad()
 
 
 def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
     """Raise an error of ours if the call is made in a way that planned calls do not support."""
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    tensors = tensor_leaves((args, kwargs))
     tensors += [] if model is None else [*model.parameters(), *model.buffers()]
     refuse_types({type(tensor) for tensor in tensors} - _PLAIN_TENSORS)
-    if peek_interpreter_stack() is not None:
+    if in_func_transform():
         raise UnsupportedBackwardError(
             "A wrapped model was called inside a transform of torch.func (grad, vmap, jvp, ...), which needs the "
             "derivatives of every op; a planned graph has its gradient alone. Call the model outside of it and "
             "loss.backward(), or lowtide.unwrap(model) for this part."
         )
-    if forward_ad._current_level >= 0 and any(_is_dual(tensor) for tensor in tensors):
+    if in_forward_ad() and any(_is_dual(tensor) for tensor in tensors):
         raise UnsupportedBackwardError(
             "A wrapped model was called with dual tensors (forward-mode AD), and a planned graph has no forward "
             "derivative. lowtide.unwrap(model) for this part, or use backward."
         )
-    modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+    modes = mode_names()
     if modes:
         raise CaptureError(
             f"The call was made inside {', '.join(modes)}, which wants to see every op by itself; the compiler traces "
@@ -60,7 +73,7 @@ def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def eager_error(plain: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: Any) -> Exception | None:
@@ -69,7 +82,7 @@ def eager_error(plain: Callable[..., Any], model: nn.Module | None, args: Any, k
     What it would save for backward is dropped, so that it needs little memory, and it leaves no trace.
     """
     state = ModelState(model)
-    args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
+    args, kwargs = map_tensors(fresh, (args, kwargs))
     try:
         # Not without gradients: a model may look whether its tensors need them.
         with torch.autograd.graph.saved_tensors_hooks(_drop, _ask_for):
@@ -97,7 +110,7 @@ def _ask_for(nothing: None) -> torch.Tensor:
 
 
 def is_users_own(error: BaseException) -> bool:
-    """Whether `error` was raised by the user's code itself and not below PyTorch's compiler or a planned graph."""
+    """Return True if the user's code raised `error`, and not PyTorch's compiler or a planned graph below it."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and not is_inside(frames[-1].f_code.co_filename)
 
@@ -130,13 +143,13 @@ def _first_break(plain: Callable[..., Any], args: Any, kwargs: Any) -> str | Non
 
     entry = Entry(plain, stop, whole=True)
     try:
-        with quiet_warnings():
+        with without_compiler_warnings():
             entry(*args, **kwargs)
     except _TracedError:
         return None
-    except (Unsupported, UserError) as error:
-        return in_words(error)
     except Exception as error:
+        if is_untraceable(error):
+            return in_words(error)
         inner = getattr(error, "inner_exception", None) or error.__cause__
         return None if isinstance(inner, _TracedError) else f"{type(error).__name__}: {error}".splitlines()[0]
     finally:
@@ -146,7 +159,7 @@ def _first_break(plain: Callable[..., Any], args: Any, kwargs: Any) -> str | Non
 
 def failed_here(error: Exception) -> LowtideError:
     """Return the error for a call that fails where plain training does not."""
-    if isinstance(error, TorchDynamoException):
+    if is_of_compiler(error):
         found = CaptureError(f"The model could not be captured: {in_words(error)}. {_ADVICE}")
     else:
         place = user_line("", traceback.extract_tb(error.__traceback__))
@@ -164,11 +177,11 @@ class _TracedError(Exception):
 
 def in_words(error: BaseException) -> str:
     """Return what the compiler says it cannot trace, in one line with the place in the user's code."""
-    if isinstance(error, BackendCompilerFailed):
-        inner, place = error.inner_exception, user_line(str(error), getattr(error, "real_stack", None))
+    place = user_line(str(error), getattr(error, "real_stack", None))
+    inner = error_of_backend(error)
+    if inner is not None:
         return f"{type(inner).__name__}: {inner}".splitlines()[0] + (f", at {place}" if place else "")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     what = lines[0] if lines else type(error).__name__
     why = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    place = user_line(str(error), getattr(error, "real_stack", None))
     return f"{what}{f' ({why.rstrip(chr(46))})' if why else ''}{f', at {place}' if place else ''}"

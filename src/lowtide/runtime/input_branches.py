@@ -2,8 +2,8 @@
 
 `if attention_mask.all():` is a choice between two graphs. The tracer cannot read values, so it would end the graph
 there; libraries that know this do something else while they are traced, which gives other bits than eager. Here the
-condition is worked out on the real inputs of the call that is captured, the branch is traced, and an op in the graph
-checks at every call that the condition still holds. Where it does not, the call is captured for the other branch.
+condition is computed on the real inputs of the call that is captured, the branch is traced, and an op in the graph
+checks at every call that the condition is as expected. Where it is not, the call is captured for the other branch.
 
 Only conditions that follow from integer and boolean inputs by a few ops are treated so: they are cheap, early in the
 step, and seldom change.
@@ -11,33 +11,29 @@ step, and seldom change.
 
 from __future__ import annotations
 
-import dis
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
 
-_LIBRARY = torch.library.Library("lowtide", "FRAGMENT")
-_LIBRARY.define("expect(Tensor condition, bool answer) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
+from lowtide.pytorch.compiler.tracing import Condition, decide_branches
+from lowtide.pytorch.custom_ops import define_op
 
-# More would be work instead of a look.
+# A condition of more ops, or on larger tensors, would take noticeable time at every call.
 _MOST_NODES, _MOST_ELEMENTS = 64, 1 << 24
-_JUMPS = [name for name in dis.opmap if name.startswith("POP_JUMP") and name.endswith(("IF_FALSE", "IF_TRUE"))]
-# Functions with which model libraries ask whether they are traced, to do otherwise than in eager: masks that are built
-# though nothing is masked, a scan in the place of a loop. Where they are asked in a model, the answer is no.
+# Functions with which model libraries ask whether they are traced, to do something else than in eager: masks that are
+# built though nothing is masked, a scan in the place of a loop. Where a model asks, the answer is no.
 _QUESTIONS = ("is_tracing", "is_torchdynamo_compiling")
 _MODELS = ("transformers.masking_utils", "transformers.models.")
 
 
 class BranchChangedError(Exception):
-    """A condition on inputs is another than when the call was captured."""
+    """A condition on inputs has another value than when the call was captured."""
 
 
 def _expect(condition: torch.Tensor, answer: bool) -> None:
@@ -45,25 +41,23 @@ def _expect(condition: torch.Tensor, answer: bool) -> None:
         raise BranchChangedError
 
 
-_LIBRARY.impl("expect", _expect, "CompositeExplicitAutograd")
-torch.library.register_fake("lowtide::expect", lambda condition, answer: None, lib=_LIBRARY)
-expect = torch.ops.lowtide.expect.default
+expect = define_op("expect(Tensor condition, bool answer) -> ()", _expect, fake=lambda condition, answer: None)
 fx.node.has_side_effect(expect)
 
 
 class Branches(threading.local):
-    """Whether branches are foreseen in this thread now, and how many have been."""
+    """Tells whether branches are traced as expected in this thread now, and how many have been."""
 
     active = False
-    foreseen = 0
+    num_expected = 0
 
 
 branches = Branches()
 
 
 @contextmanager
-def foreseeing_branches(active: bool) -> Iterator[None]:
-    """Foresee branches while functions are traced in this thread, if `active`."""
+def expecting_branches(active: bool) -> Iterator[None]:
+    """Trace branches as eager takes them in this thread, if `active`."""
     before = branches.active
     branches.active = active
     asked = _questions(len(sys.modules)) if active else ()
@@ -99,22 +93,18 @@ def _no(*_: Any, **__: Any) -> bool:
     return False
 
 
-def _foreseen(translator: Any) -> bool | None:
-    """Return what the condition on top of the stack is, with a check of it in the graph; None if it is no such one."""
-    value = translator.stack[-1]
-    if isinstance(value, LazyVariableTracker):
-        value = value.realize()
-    if not isinstance(value, TensorVariable) or not _is_cheap(value.as_proxy().node):
+def _expected(condition: Condition) -> bool | None:
+    """Return the value of `condition`, and put a check of it into the graph; None if it is expensive to check."""
+    if not _is_cheap(condition.node):
         return None
-    with torch.no_grad():
-        answer = bool(value.get_real_value())
-    translator.output.create_proxy("call_function", expect, (value.as_proxy(), answer), {})
-    branches.foreseen += 1
+    answer = condition.value()
+    condition.call(expect, answer)
+    branches.num_expected += 1
     return answer
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    """Whether the value of `node` follows from integer and boolean inputs by a few ops without effects."""
+    """Return True if the value of `node` follows from integer and boolean inputs by a few ops without effects."""
     pending, seen = [node], set()
     while pending:
         current = pending.pop()
@@ -141,26 +131,4 @@ def _is_plain(node: fx.Node) -> bool:
     return not isinstance(example, torch.Tensor) or example.numel() <= _MOST_ELEMENTS
 
 
-def _foreseeing(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    def inner(translator: Any, instruction: Any) -> None:
-        answer = _foreseen(translator) if branches.active else None
-        if answer is not None:
-            translator.pop()
-            translator.push(ConstantVariable.create(answer))
-        jump(translator, instruction)
-
-    return inner
-
-
-def _install() -> None:
-    """Let the tracer ask here first at conditional jumps; it does as ever where nothing is foreseen."""
-    pending: list[type] = [InstructionTranslatorBase]
-    while pending:
-        translator = pending.pop()
-        pending += translator.__subclasses__()
-        for name in _JUMPS:
-            code = dis.opmap[name]
-            translator.dispatch_table[code] = _foreseeing(translator.dispatch_table[code])  # type: ignore[attr-defined]
-
-
-_install()
+decide_branches(_expected, active=lambda: branches.active)

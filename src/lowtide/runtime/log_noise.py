@@ -1,4 +1,4 @@
-"""PyTorch's messages while lowtide compiles: kept back, because the compiler's troubles are told in lowtide's words.
+"""Suppresses PyTorch's messages while lowtide compiles: failures of the compiler are told in lowtide's own errors.
 
 They come back with `LOWTIDE_DEBUG=1`, with `--debug` on the command line, and with `TORCH_LOGS`. Messages of compilers
 that others run, in this thread or another, are not touched.
@@ -21,50 +21,50 @@ _PACKAGES = ("torch._dynamo", "torch._functorch", "torch._subclasses", "torch._i
 _COMPILER = r"torch\.(_dynamo|_functorch|_subclasses|_higher_order_ops|fx|autograd\.graph)(\.|$)"
 
 
-class _Quiet(threading.local):
-    """Whether the thread is inside a call of lowtide's."""
+class _OwnCalls(threading.local):
+    """How many calls of lowtide's the thread is inside of."""
 
     depth = 0
 
 
-_quiet = _Quiet()
+_own_calls = _OwnCalls()
 
 
 class _Filter(logging.Filter):
-    """Lets records through unless the thread is quiet."""
+    """Lets records through unless the thread is inside a call of lowtide's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the record is to be written."""
-        return not _quiet.depth
+        """Return True if the record is to be written."""
+        return not _own_calls.depth
 
 
 _filter = _Filter()
 _num_loggers = 0
 
 
-def wants_noise() -> bool:
-    """Whether the user has asked for PyTorch's own messages."""
+def shows_messages() -> bool:
+    """Return True if the user has asked for PyTorch's own messages."""
     return os.environ.get(DEBUG_VARIABLE, "0") not in ("0", "") or bool(os.environ.get("TORCH_LOGS"))
 
 
 @contextmanager
-def quiet_logs() -> Iterator[None]:
-    """Keep back what PyTorch's compiler logs in this thread; costs about a microsecond."""
-    if wants_noise():
+def without_compiler_logs() -> Iterator[None]:
+    """Suppress what PyTorch's compiler logs in this thread; costs about a microsecond."""
+    if shows_messages():
         yield
         return
-    _watch_loggers()
-    _quiet.depth += 1
+    _filter_loggers()
+    _own_calls.depth += 1
     try:
         yield
     finally:
-        _quiet.depth -= 1
+        _own_calls.depth -= 1
 
 
 @contextmanager
-def quiet_warnings() -> Iterator[None]:
-    """Keep back the warnings that PyTorch's compiler gives; lowtide's own follow the user's filters as ever."""
-    if wants_noise():
+def without_compiler_warnings() -> Iterator[None]:
+    """Suppress the warnings that PyTorch's compiler gives; lowtide's own still follow the user's filters."""
+    if shows_messages():
         yield
         return
     with warnings.catch_warnings():
@@ -74,7 +74,7 @@ def quiet_warnings() -> Iterator[None]:
         warnings.simplefilter("default", LowtideWarning)
         for action, text, kind, module, line in reversed(before):
             if issubclass(LowtideWarning, kind):
-                warnings.filterwarnings(action, _pattern(text), LowtideWarning, _pattern(module), line)
+                warnings.filterwarnings(action, _pattern(text), LowtideWarning, _pattern(module), line)  # type: ignore[arg-type]
         yield
 
 
@@ -83,7 +83,7 @@ def _pattern(text: Any) -> str:
     return text if isinstance(text, str) else getattr(text, "pattern", "")
 
 
-def _watch_loggers() -> None:
+def _filter_loggers() -> None:
     """Put the filter on every logger of the compiler, also on those that have come since the last time."""
     global _num_loggers
     known = logging.root.manager.loggerDict

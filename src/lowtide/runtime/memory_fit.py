@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from lowtide.analysis.batch_search import BatchFit, Trial, search
 from lowtide.costs.device_table import device_figures
@@ -24,19 +22,19 @@ from lowtide.errors import (
     LowtideWarning,
 )
 from lowtide.plan.core.account import MemoryAccount, OptimizerMemory, optimizer_memory, parse_memory
-from lowtide.plan.core.planner import AbstractPlanner
-from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import infeasible_memory
-from lowtide.plan.solve import solve
 from lowtide.progress import ProgressLine
-from lowtide.runtime.dry_run import rehearse
+from lowtide.pytorch.fake_tensors import new_fake_mode
+from lowtide.pytorch.nested import tensor_leaves
+from lowtide.pytorch.storages import storage_key
+from lowtide.runtime.dry_run import plan_call
+from lowtide.runtime.session import Session
 from lowtide.settings import Settings
+from lowtide.units import Budget
 
 # What the driver, its libraries and their handles take of an accelerator before the first tensor is made.
 CONTEXT_BYTES = 2**30
-
-_MOST_RETRIES = 3
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -97,35 +95,12 @@ def attempt(
     account, update = account_without_step(model, batch, optimizer)
     left = memory_bytes - account.resident_bytes
     account = replace(account, update_bytes=update.update_bytes)
-    plans: list[Plan] = []
-    for found in rehearse(model, *batch, settings.plain()):
-        # Several graphs run one after the other: what the earlier ones keep is there as well.
-        held = sum(plan.saved_bytes for plan in plans)
-        plans.append(plan_or_least(found.problem, max(1, left - held), settings.planner))
+    session = Session(replace(settings, budget=Budget(bytes=max(1, left))), over_budget=True)
+    plans = plan_call(model, *batch, session)
     plan = max(plans, key=lambda each: each.baseline_peak_bytes)
     others = sum(each.saved_bytes for each in plans if each is not plan)
     account = replace(account, step_bytes=others + plan.peak_bytes)
     return Trial(0, account.peak_bytes <= memory_bytes, replace(plan, account=account), account)
-
-
-def plan_or_least(problem: Problem, budget_bytes: int, planner: AbstractPlanner) -> Plan:
-    """Return a plan within the budget, or else the one of least peak that `planner` finds.
-
-    A search that misses a budget may still meet it when it aims at what it reached, so it is asked again while that
-    takes it lower.
-    """
-    best = solve(replace(problem, budget_bytes=budget_bytes), planner, throw=False)
-    for _ in range(_MOST_RETRIES):
-        if best.peak_bytes <= budget_bytes:
-            break
-        again = solve(replace(problem, budget_bytes=best.peak_bytes), planner, throw=False)
-        if again.peak_bytes >= best.peak_bytes:
-            break
-        best = again
-    if best.peak_bytes <= budget_bytes < best.budget_bytes:
-        # The same schedule, as an answer to the budget that was asked for.
-        best = solve(replace(problem, budget_bytes=budget_bytes), best.schedule)
-    return best
 
 
 def account_without_step(
@@ -135,7 +110,7 @@ def account_without_step(
     modules = _modules_of(model)
     parameters = _distinct(parameter for module in modules for parameter in module.parameters())
     buffers = _distinct(buffer for module in modules for buffer in module.buffers())
-    inputs = _distinct(leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+    inputs = _distinct(tensor_leaves(batch))
     trained = [_size(parameter) for parameter in parameters if parameter.requires_grad]
     on_accelerator = any(parameter.device.type == "cuda" for parameter in parameters)
     memory = optimizer_memory(optimizer, trained, together=on_accelerator)
@@ -152,9 +127,7 @@ def account_without_step(
 def batch_on_fakes(model: Callable[..., Any], make_batch: Callable[[int], Any], size: int) -> Batch:
     """Return the arguments that `make_batch(size)` makes, without their data where that can be avoided."""
     is_meta = any(parameter.is_meta for module in _modules_of(model) for parameter in module.parameters())
-    where: contextlib.AbstractContextManager[Any] = (
-        torch.device("meta") if is_meta else FakeTensorMode(allow_non_fake_inputs=True)
-    )
+    where: contextlib.AbstractContextManager[Any] = torch.device("meta") if is_meta else new_fake_mode()
     try:
         with torch.random.fork_rng(), where:
             made = make_batch(size)
@@ -162,7 +135,7 @@ def batch_on_fakes(model: Callable[..., Any], make_batch: Callable[[int], Any], 
         raise
     except Exception as error:  # whatever the user's function does with tensors that have no data
         # Not everything can be made of fakes: data from files or other libraries. Then the batch is a real one.
-        made = _really(make_batch, size)
+        made = _make_real_batch(make_batch, size)
         warnings.warn(
             f"make_batch does not work without data ({type(error).__name__}: {error}), so real batches are made. "
             "Make it of new tensors only, as torch.zeros(size, ...), to plan without their memory.",
@@ -186,7 +159,7 @@ def as_batch(made: Any) -> Batch:
     )
 
 
-def _really(make_batch: Callable[[int], Any], size: int) -> Any:
+def _make_real_batch(make_batch: Callable[[int], Any], size: int) -> Any:
     try:
         with torch.random.fork_rng():
             return make_batch(size)
@@ -219,7 +192,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return one tensor of each storage."""
     found: dict[int, torch.Tensor] = {}
     for tensor in tensors:
-        found.setdefault(tensor.untyped_storage()._cdata, tensor)
+        found.setdefault(storage_key(tensor), tensor)
     return list(found.values())
 
 

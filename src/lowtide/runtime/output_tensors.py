@@ -1,4 +1,4 @@
-"""The tensors in what a model returns, however it is wrapped up."""
+"""The tensors in what a model returns, in containers and objects of any kind."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from lowtide.pytorch.nested import tree_leaves
+
+# Objects in objects beyond this are taken to be no results; it also ends rings.
 _DEEPEST = 4
 
 
-def tensors_in(result: Any, depth: int = 0) -> list[torch.Tensor]:
+def output_tensors(result: Any, depth: int = 0) -> list[torch.Tensor]:
     """Return the tensors in nested containers, dataclasses and plain objects, in order."""
     found: list[torch.Tensor] = []
-    for leaf in pytree.tree_leaves(result):
+    for leaf in tree_leaves(result):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif depth < _DEEPEST:
-            found += tensors_in(_attributes(leaf), depth + 1)
+            found += output_tensors(_attributes(leaf), depth + 1)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The first step of every plan is measured, and a plan that turns out to exceed its budget is made again.
+"""Measures the first step of every plan; a plan that turns out to exceed its budget is replaced.
 
 Predictions are exact where every op's temporaries are known. They may not be: an op of the user's may need more on real
 data than on made-up data, or costs may be estimates. What the first step shows is taken into account: the temporaries
@@ -30,8 +30,8 @@ class Corrections:
     """What first steps have shown.
 
     Attributes:
-        workspace_bytes: Temporaries of ops, by the signature of their call.
-        estimated: Whether estimated temporaries were found to be too small, so that they are measured from then on.
+        workspace_bytes: Measured temporaries of ops, by the signature of their call.
+        estimated: True if estimated temporaries were found to be too small, so that they are measured from then on.
         unexplained_bytes: What steps needed beyond their corrected prediction.
         overdrawn: Plans that need more than their budget.
     """
@@ -55,11 +55,11 @@ class Corrections:
 
 
 def is_measured(costs: Costs) -> bool:
-    """Whether the temporaries in `costs` were measured."""
+    """Return True if the temporaries in `costs` were measured."""
     return "measured on" in costs.source
 
 
-class Watch:
+class PeakWatch:
     """Measures steps of one plan until one was measured as a whole, and notes what it shows."""
 
     def __init__(self, plan: Plan, program: Program, corrections: Corrections) -> None:
@@ -69,10 +69,6 @@ class Watch:
         self.foreign = [op for op, node in enumerate(program.calls) if node is not None and is_foreign(node)]
         self._forward: Recording | None = None
         self._done = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
-        """Return itself: the compiler copies modules with all that they carry."""
-        return self
 
     def forward(self, run: Callable[[list[Any]], Any], args: list[Any]) -> Any:
         """Return the result of a forward run."""

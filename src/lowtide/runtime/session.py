@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -11,28 +12,40 @@ from lowtide import device as devices
 from lowtide.capture.program import Program
 from lowtide.costs.resolve import resolve_costs
 from lowtide.errors import InfeasibleBudgetError, LowtideError, PlanFileError, warn
+from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import AskedBudget, infeasible
 from lowtide.plan.plan_cache import solve_once
-from lowtide.progress import ProgressLine
-from lowtide.pytorch.compiler import counters
+from lowtide.plan.solve import solve
+from lowtide.progress import Progress, ProgressLine
+from lowtide.pytorch.compiler.tracing import num_graph_breaks
 from lowtide.runtime.peak_watch import Corrections
 from lowtide.settings import Settings
 from lowtide.units import Budget
 
+# Each retry is one more search, and gains less than the one before.
+_MOST_RETRIES = 3
+
 
 class Session:
-    """Plans graphs as the compiler hands them over, and remembers the plans."""
+    """Plans graphs as the compiler hands them over, and remembers the plans.
 
-    def __init__(self, settings: Settings, *, verifies: bool = False) -> None:
+    Args:
+        settings: What the user asked for.
+        verifies: Compare what recomputation reads with what forward read.
+        over_budget: Return the plan of least peak known where none fits the budget, instead of raising.
+    """
+
+    def __init__(self, settings: Settings, *, verifies: bool = False, over_budget: bool = False) -> None:
         self.settings = settings
         self.verifies = verifies
         self.plans: list[Plan] = []
         self.num_compiled = 0
         self.ran = False
-        self.trouble: LowtideError | None = None
+        self.failure: LowtideError | None = None
         self.corrections = Corrections()
+        self._over_budget = over_budget
         self._calls_plans: list[Plan] = []
         self._whole_bytes = 0
         self._rejected = False
@@ -42,11 +55,11 @@ class Session:
         """Note that a call of the model begins: graphs handed over from now on run one after the other."""
         self._calls_plans = []
         self.ran = False
-        self.trouble = None
+        self.failure = None
         self._breaks = num_graph_breaks()
 
     def end_call(self) -> None:
-        """Fix what percentages are of, and tell the user if parts of this call are planned by themselves or not."""
+        """Fix what percentages are of; warn if the call was captured in parts, or not all of it was."""
         self._whole_bytes = self._whole_bytes or unplanned_step_bytes(self._calls_plans)
         graphs, breaks = len(self._calls_plans), num_graph_breaks() - self._breaks
         self._calls_plans = []
@@ -69,7 +82,7 @@ class Session:
             self._rejected = True
             warn(
                 "The plan that was given needs more memory here than its budget of "
-                f"{self.settings.plan.budget_bytes} bytes, so the model is planned anew. Plans are exact for the "
+                f"{self.settings.plan.budget_bytes} bytes, so the model is planned again. Plans are exact for the "
                 "machine and the number of threads that they were made with."
             )
         if overdrawn:
@@ -77,23 +90,26 @@ class Session:
             self._whole_bytes = 0
         return bool(overdrawn)
 
-    def plan(self, program: Program) -> Plan:
+    def find_plan(self, program: Program) -> Plan:
         """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""
+        return self._given(program) or self._known(program) or self._new(program)
+
+    def record(self, plan: Plan) -> None:
+        """Note that a graph of the present call runs as `plan` says."""
         self.num_compiled += 1
-        plan = self._given(program) or self._known(program) or self._new(program)
         if plan not in self.plans:
             self.plans.append(plan)
         self._calls_plans.append(plan)
-        return plan
 
-    def retract(self, plan: Plan) -> None:
-        """Forget a plan that turned out not to be used."""
-        self.plans.remove(plan)
-        self._calls_plans.remove(plan)
+    def is_given_for(self, program: Program) -> bool:
+        """Return True if the user gave a plan for this very graph."""
+        given = self.settings.plan
+        same = given is not None and given.problem.graph.fingerprint == program.graph.fingerprint
+        return same and not self._rejected
 
     def _given(self, program: Program) -> Plan | None:
         given = self.settings.plan
-        if given is None or self._rejected or given.problem.graph.fingerprint == program.graph.fingerprint:
+        if given is None or self._rejected or self.is_given_for(program):
             return None if self._rejected else given
         if self.settings.budget is not None:
             return None
@@ -101,7 +117,7 @@ class Session:
         raise PlanFileError(
             f"The plan was made for another graph: it has {len(graph.ops)} ops and fingerprint {graph.fingerprint}, "
             f"this call has {len(program.graph.ops)} ops and fingerprint {program.graph.fingerprint}. Model, input "
-            "shapes, dtypes, train mode and PyTorch version must be those the plan was made with; plan anew, or pass "
+            "shapes, dtypes, train mode and PyTorch version must be those the plan was made with; plan again, or pass "
             "budget= as well to plan other graphs."
         )
 
@@ -115,6 +131,8 @@ class Session:
             asked = self._asked(Problem(program.graph, costs, 1).baseline.peak_bytes, program.device)
             # Where earlier graphs hold all of it, the planner still says what would be enough.
             problem = Problem(program.graph, costs, max(asked.left_bytes, 1))
+            if self._over_budget:
+                return plan_or_least(problem, self.settings.planner, progress)
             try:
                 return solve_once(problem, self.settings.planner, progress)
             except InfeasibleBudgetError as error:
@@ -141,13 +159,38 @@ class Session:
         return sum(plan.saved_bytes for plan in self._calls_plans)
 
 
+def plan_or_least(problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
+    """Return a plan within the budget, or else the one of least peak that `planner` finds.
+
+    A search that misses a budget may still meet it when it aims at what it reached, so it is asked again while that
+    lowers the peak.
+    """
+    best = _plan_or_nearest(problem, planner, progress)
+    for _ in range(_MOST_RETRIES):
+        if best.peak_bytes <= problem.budget_bytes:
+            break
+        again = _plan_or_nearest(replace(problem, budget_bytes=best.peak_bytes), planner, progress)
+        if again.peak_bytes >= best.peak_bytes:
+            break
+        best = again
+    if best.peak_bytes <= problem.budget_bytes < best.budget_bytes:
+        # The same schedule, as an answer to the budget that was asked for.
+        best = solve(problem, best.schedule)
+    return best
+
+
+def _plan_or_nearest(problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
+    """Return the plan that `planner` makes, within the budget or not."""
+    try:
+        return solve_once(problem, planner, progress)
+    except InfeasibleBudgetError as error:
+        if not isinstance(error.plan, Plan):
+            raise
+        return error.plan
+
+
 def unplanned_step_bytes(plans: Sequence[Plan]) -> int:
     """Return the peak of a step without plans that runs these graphs one after the other, and back."""
     baselines = [plan.problem.baseline for plan in plans]
     held = accumulate((each.saved_bytes for each in baselines), initial=0)
     return max((before + each.peak_bytes for before, each in zip(held, baselines, strict=False)), default=0)
-
-
-def num_graph_breaks() -> int:
-    """Return how often the compiler has given up tracing in this process so far."""
-    return sum(counters["graph_break"].values())

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from lowtide.errors import VerificationError
-from lowtide.runtime.output_tensors import tensors_in
+from lowtide.pytorch.nested import map_tensors, tensor_leaves
+from lowtide.runtime.output_tensors import output_tensors
 
 
 def verify_call(
@@ -48,7 +48,7 @@ class ModelState:
         self.numpy = np.random.get_state()
         self.buffers = {} if model is None else {name: b.clone() for name, b in model.named_buffers()}
         self.rng = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     def restore(self, model: nn.Module | None) -> None:
         """Put everything back as it was."""
@@ -72,11 +72,10 @@ def _simple_attributes(module: nn.Module) -> dict[str, Any]:
 def _run(call: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return everything a training call gives: outputs, gradients for a fixed upstream gradient, buffers, RNG."""
     # Inputs that the model changes must be fresh for each of the two runs.
-    args, kwargs = pytree.tree_map_only(torch.Tensor, fresh, (args, kwargs))
-    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    leaves = [leaf for leaf in inputs if leaf.requires_grad]
+    args, kwargs = map_tensors(fresh, (args, kwargs))
+    leaves = [leaf for leaf in tensor_leaves((args, kwargs)) if leaf.requires_grad]
     parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
-    outputs = tensors_in(call(*args, **kwargs))
+    outputs = output_tensors(call(*args, **kwargs))
     heads = [output for output in outputs if output.requires_grad]
     results: dict[str, Any] = {f"output {i}": output.detach().clone() for i, output in enumerate(outputs)}
     if heads and (parameters or leaves):

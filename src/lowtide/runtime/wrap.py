@@ -10,44 +10,54 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.capture.source_lines import without_our_frames
 from lowtide.errors import InfeasibleBudgetError, InvalidModelError, LowtideError, warn
-from lowtide.runtime.backend import make_backend
+from lowtide.pytorch.compiler.tracing import is_compiled
+from lowtide.pytorch.modules import call_in_slot, plain_call, put_in_slot
+from lowtide.runtime.backend import training_backend
 from lowtide.runtime.compiled_call import MOST_RECOMPILATIONS, Entry
-from lowtide.runtime.compiler_errors import lowtide_cause
-from lowtide.runtime.entry_points import Door, between_graphs, inside, open_doors
+from lowtide.runtime.entry_points import ForwardOverride, between_graphs, override_forward, planned_call
 from lowtide.runtime.failure_causes import (
     eager_error,
     failed_here,
-    is_unusual,
+    in_unusual_context,
     is_users_own,
+    lowtide_cause,
     nothing_captured,
     refuse_context,
 )
 from lowtide.runtime.input_branches import BranchChangedError, branches
-from lowtide.runtime.log_noise import quiet_warnings
-from lowtide.runtime.output_tensors import tensors_in
+from lowtide.runtime.log_noise import without_compiler_warnings
+from lowtide.runtime.output_tensors import output_tensors
 from lowtide.runtime.session import Session
-from lowtide.runtime.source_lines import without_our_frames
 from lowtide.runtime.verify import ModelState, verify_call
 from lowtide.settings import Settings
 
+# Few enough to warn early: at seconds each, this many are noticed.
 _MANY_RECOMPILATIONS = 6
 # Combinations of branches on inputs that are kept; with more of them, a call is cut at such branches instead.
 _MOST_ENTRIES = 8
 
 
 class Wrapped:
-    """Runs calls of one model: planned when they train it, as if not wrapped otherwise."""
+    """Runs calls of one model: planned if they train it, plainly if not.
+
+    Args:
+        plain: What the model did before it was wrapped.
+        model: The model, or None if `plain` is a function.
+        session: Plans its graphs.
+        verify: Compare the first training call with plain training.
+    """
 
     def __init__(self, plain: Callable[..., Any], model: nn.Module | None, session: Session, *, verify: bool) -> None:
         self.plain = plain
         self.model = model
         self.session = session
-        self.doors: list[Door] = []
+        self.overrides: list[ForwardOverride] = []
         self._forward: Wrapped | None = None
         self._verify = verify
         self._entries = [self._new_entry()]
-        self._foresees = False
+        self._expects_branches = False
         self._warned_of_limit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -65,26 +75,26 @@ class Wrapped:
     def call_forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model's `forward` returns, called by itself: without the model's hooks."""
         if self._forward is None:
-            self._forward = Wrapped(self.doors[0].plain, self.model, self.session, verify=False)
+            self._forward = Wrapped(self.overrides[0].plain, self.model, self.session, verify=False)
         return self._forward(*args, **kwargs)
 
     def unplanned(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a call without a plan, whether it trains or not."""
-        with inside:
+        """Return the result of a call without a plan, also if it trains."""
+        with planned_call:
             return self.plain(*args, **kwargs)
 
     def trains(self) -> bool:
-        """Whether a call made now is to be planned."""
+        """Return True if a call made now is to be planned."""
         return (self.model is None or self.model.training) and torch.is_grad_enabled()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a planned training call."""
-        if is_unusual():
+        if in_unusual_context():
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
         if session.drop_overdrawn():
             self._entries = [self._new_entry()]
-        before = ModelState(self.model) if not session.plans or self._foresees else None
+        before = ModelState(self.model) if not session.plans or self._expects_branches else None
         session.begin_call()
         try:
             result = self._run(args, kwargs, before)
@@ -102,20 +112,20 @@ class Wrapped:
         return result
 
     def _run(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
-        """Return the result of the compiled call; raise if it ran outside of any plan but is to be differentiated."""
-        with nullcontext() if self.session.plans else quiet_warnings():
-            result = self._run_foreseen(args, kwargs, before)
-        if not self.session.ran and any(tensor.requires_grad for tensor in tensors_in(result)):
+        """Return the result of the compiled call; raise if no part of it was planned though it needs gradients."""
+        with nullcontext() if self.session.plans else without_compiler_warnings():
+            result = self._run_entry(args, kwargs, before)
+        if not self.session.ran and any(tensor.requires_grad for tensor in output_tensors(result)):
             refuse_context(self.model, args, kwargs)
-            raise nothing_captured(self.plain, args, kwargs, self.session.trouble)
+            raise nothing_captured(self.plain, args, kwargs, self.session.failure)
         return result
 
-    def _run_foreseen(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
-        """Return the result of the entry that has foreseen the branches of this call; one is made if there is none."""
+    def _run_entry(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
+        """Return the result of the entry that expects the branches of this call; one is made if there is none."""
         for number in range(_MOST_ENTRIES + 1):
             if number == len(self._entries):
-                self._entries.append(self._new_entry(foresee=number < _MOST_ENTRIES))
-            entry, known = self._entries[number], branches.foreseen
+                self._entries.append(self._new_entry(expect_branches=number < _MOST_ENTRIES))
+            entry, known = self._entries[number], branches.num_expected
             try:
                 result = entry(*args, **kwargs)
             except BranchChangedError:
@@ -125,13 +135,13 @@ class Wrapped:
                 continue
             finally:
                 # Also where the call fails after it was traced: what was captured stays.
-                self._foresees |= branches.foreseen > known
+                self._expects_branches |= branches.num_expected > known
             self._entries.insert(0, self._entries.pop(number))
             return result
-        raise AssertionError("the last entry foresees nothing")
+        raise AssertionError("the last entry expects no branches, so it does not fail")
 
-    def _new_entry(self, *, foresee: bool = True) -> Entry:
-        return Entry(self.plain, make_backend(self.session), foresee=foresee)
+    def _new_entry(self, *, expect_branches: bool = True) -> Entry:
+        return Entry(self.plain, training_backend(self.session), expect_branches=expect_branches)
 
     def _explain(self, error: Exception, args: Any, kwargs: Any) -> Exception:
         """Return what to raise in the place of `error`: the user's own error as it is, or one of ours."""
@@ -167,18 +177,18 @@ def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Mod
             f"{type(model).__name__} has no parameters, so there is no training step to plan. Wrap the model that is "
             "trained, or a function that calls it."
         )
-    if isinstance(model, torch._dynamo.OptimizedModule):
+    if is_compiled(model):
         raise InvalidModelError(
             "The model was already passed through torch.compile. Wrap the original model, or use "
             'torch.compile(model, backend="lowtide", options={"budget": ...}, dynamic=False).'
         )
-    if model._compiled_call_impl is not None and not isinstance(model._compiled_call_impl, Wrapped):
+    if call_in_slot(model) is not None and wrapped_of(model) is None:
         raise InvalidModelError("The model was compiled in place by model.compile(); wrap a model that was not.")
     # The bound method, not the model: a call of the model would come back here.
     unwrap_module(model)
-    wrapped = Wrapped(model._call_impl, model, Session(settings, verifies=verify), verify=verify)
-    model._compiled_call_impl = wrapped
-    wrapped.doors = open_doors(model, wrapped.call_forward, wrapped.trains)
+    wrapped = Wrapped(plain_call(model), model, Session(settings, verifies=verify), verify=verify)
+    put_in_slot(model, wrapped)
+    wrapped.overrides = override_forward(model, wrapped.call_forward, wrapped.trains)
     return model
 
 
@@ -186,9 +196,9 @@ def unwrap_module(model: nn.Module) -> nn.Module:
     """Make calls of `model` run as before `wrap_module`, in place, and return it."""
     wrapped = wrapped_of(model)
     if wrapped is not None:
-        model._compiled_call_impl = None
-        for door in wrapped.doors:
-            door.close()
+        put_in_slot(model, None)
+        for override in wrapped.overrides:
+            override.remove()
     return model
 
 
@@ -206,5 +216,5 @@ def wrap_function(function: Callable[..., Any], settings: Settings, *, verify: b
 
 def wrapped_of(model: Any) -> Wrapped | None:
     """Return what `wrap` put on a model or function, or None."""
-    found = getattr(model, "_compiled_call_impl" if isinstance(model, nn.Module) else "__lowtide_wrapped__", None)
+    found = call_in_slot(model) if isinstance(model, nn.Module) else getattr(model, "__lowtide_wrapped__", None)
     return found if isinstance(found, Wrapped) else None

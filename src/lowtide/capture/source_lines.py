@@ -8,14 +8,23 @@ from pathlib import Path
 from types import TracebackType
 
 import torch
+from torch import fx
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_OURS = str(Path(__file__).parents[1])
+_LIBRARIES = (str(Path(torch.__file__).parent), _OURS)
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def is_inside(file: str) -> bool:
-    """Whether `file` is one of PyTorch's or lowtide's, or generated."""
+    """Return True if `file` is one of PyTorch's or lowtide's, or generated."""
     return file.startswith(_LIBRARIES) or file.startswith("<")
+
+
+def source_line(node: fx.Node) -> str:
+    """Return the "file:line" that made `node`, or ""; it may be in PyTorch, as that of a layer is."""
+    frames = _LINE.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in frames if not frame[0].startswith(_OURS)]
+    return f"{frames[-1][0]}:{frames[-1][1]}" if frames else ""
 
 
 def user_line(text: str, stack: traceback.StackSummary | None = None) -> str | None:

@@ -1,0 +1,142 @@
+"""Dynamo: options for tracing, its errors, calls that are compiled again after one, and answers at branches."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._C._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo import OptimizedModule
+from torch._dynamo.convert_frame import input_codes
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]
+from torch._dynamo.utils import counters
+from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
+
+_TRY_AGAIN = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+_JUMPS = [name for name in dis.opmap if name.startswith("POP_JUMP") and name.endswith(("IF_FALSE", "IF_TRUE"))]
+
+
+def tracing_options(
+    *, ignored_functions: set[Callable[..., Any]], recompile_limit: int, total_recompile_limit: int
+) -> AbstractContextManager[Any]:
+    """Return the options with which models are traced for lowtide.
+
+    Args:
+        ignored_functions: Functions that are left out of the graph, and do not end it.
+        recompile_limit: How often one function may be compiled.
+        total_recompile_limit: How often all parts of it may be.
+    """
+    patch: AbstractContextManager[Any] = torch._dynamo.config.patch(
+        ignore_logging_functions=ignored_functions,
+        # Hooks added later must run, as in eager.
+        skip_nnmodule_hook_guards=False,
+        # Traced, NumPy becomes PyTorch: other last bits, and random numbers of another generator.
+        trace_numpy=False,
+        # Tensors rebuilt from the cache have other storage sizes than the ops give.
+        fake_tensor_cache_enabled=False,
+        recompile_limit=recompile_limit,
+        accumulated_recompile_limit=total_recompile_limit,
+    )
+    return patch
+
+
+def is_untraceable(error: BaseException) -> bool:
+    """Return True if `error` says that the user's code cannot be traced."""
+    return isinstance(error, Unsupported | UserError)
+
+
+def is_of_compiler(error: BaseException) -> bool:
+    """Return True if the compiler raised `error` itself."""
+    return isinstance(error, TorchDynamoException)
+
+
+def error_of_backend(error: BaseException) -> Exception | None:
+    """Return what a backend raised, if `error` is what the compiler made of that."""
+    return error.inner_exception if isinstance(error, BackendCompilerFailed) else None
+
+
+def compile_again() -> None:
+    """Let the compiler look again at the code that it leaves alone since a call ended with an error."""
+    for reference in list(input_codes.seen):
+        code = reference()
+        if code is not None:
+            set_code_exec_strategy(code, _TRY_AGAIN)
+
+
+def num_graph_breaks() -> int:
+    """Return how often the compiler has given up tracing in this process so far."""
+    return sum(counters["graph_break"].values())
+
+
+def is_compiled(model: Any) -> bool:
+    """Return True if `model` is what `torch.compile` returned."""
+    return isinstance(model, OptimizedModule)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A tensor whose truth decides a branch, while the branch is traced."""
+
+    variable: Any
+    translator: Any
+
+    @property
+    def node(self) -> fx.Node:
+        """The node of the traced graph that computes it."""
+        node: fx.Node = self.variable.as_proxy().node
+        return node
+
+    def value(self) -> bool:
+        """Return what it is for the inputs of the call that is traced."""
+        with torch.no_grad():
+            return bool(self.variable.get_real_value())
+
+    def call(self, target: Callable[..., Any], *args: Any) -> None:
+        """Add a call of `target` with the condition and `args` to the graph."""
+        self.translator.output.create_proxy("call_function", target, (self.variable.as_proxy(), *args), {})
+
+
+Decide = Callable[[Condition], bool | None]
+_Jump = Callable[[Any, Any], None]
+
+
+def decide_branches(decide: Decide, *, active: Callable[[], bool]) -> None:
+    """Ask `decide` at every branch on a tensor while `active()`; where it returns None the tracer goes on as usual.
+
+    The tracer has no hook for branches, so the handlers of conditional jumps are wrapped.
+    """
+    pending: list[type] = [InstructionTranslatorBase]
+    while pending:
+        translator = pending.pop()
+        pending += translator.__subclasses__()
+        for name in _JUMPS:
+            code = dis.opmap[name]
+            table = translator.dispatch_table  # type: ignore[attr-defined]
+            table[code] = _deciding(table[code], decide, active)
+
+
+def _deciding(jump: _Jump, decide: Decide, active: Callable[[], bool]) -> _Jump:
+    def inner(translator: Any, instruction: Any) -> None:
+        condition = _condition(translator) if active() else None
+        answer = None if condition is None else decide(condition)
+        if answer is not None:
+            translator.pop()
+            translator.push(ConstantVariable.create(answer))
+        jump(translator, instruction)
+
+    return inner
+
+
+def _condition(translator: Any) -> Condition | None:
+    """Return the condition of the jump that comes next, if it is a tensor."""
+    value = translator.stack[-1]
+    if isinstance(value, LazyVariableTracker):
+        value = value.realize()
+    return Condition(value, translator) if isinstance(value, TensorVariable) else None
