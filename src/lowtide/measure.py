@@ -21,16 +21,7 @@ from torch.autograd.profiler import profile, record_function
 
 from lowtide.device import Device, as_device, synchronize
 from lowtide.errors import MeasureError
-from lowtide.pytorch.profiler import (
-    ProfilerConfig,
-    ProfilerState,
-    _disable_profiler_legacy,
-    _enable_profiler_legacy,
-    _ExperimentalConfig,
-    _ExtraFields_Allocation,
-    _profiler_enabled,
-    _ProfilerEvent,
-)
+from lowtide.pytorch.profiler import is_profiled, recorded_allocations, start_recording, stop_recording
 
 Result = TypeVar("Result")
 Levels = list[tuple[int, int]]
@@ -79,7 +70,6 @@ def run_with_peak(fn: Callable[[], Result], device: torch.device) -> tuple[Resul
     """
     if device.type == "cuda":
         return _run_on_cuda(fn, device)
-    # Kineto is one per process; the older profiler is one per thread, and its events need no clock to be in order.
     with _recorder() as events:
         result = fn()
     changes = (event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc")
@@ -99,14 +89,9 @@ class Recording:
     inside_bytes: dict[str, int]
 
 
-def is_profiled() -> bool:
-    """Return True if a profiler records the caller's thread."""
-    return _profiler_enabled()
-
-
 def can_record(device: torch.device) -> bool:
     """Return True if `record_parts` can be used now: on the CPU, and while nobody else profiles."""
-    return device.type == "cpu" and not _profiler_enabled()
+    return device.type == "cpu" and not is_profiled()
 
 
 def record_parts(fn: Callable[[], Result], labels: Collection[str]) -> tuple[Result, Recording]:
@@ -140,14 +125,12 @@ def record_parts(fn: Callable[[], Result], labels: Collection[str]) -> tuple[Res
 def _recorder() -> Iterator[list[Any]]:
     """Fill a list with the allocator's events, and the begin and end of ops, in this thread."""
     events: list[Any] = []
-    _enable_profiler_legacy(
-        ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())  # profile_memory
-    )
+    start_recording()
     try:
         with _uncollected():
             yield events
     finally:
-        events += [event for thread in _disable_profiler_legacy() for event in thread]
+        events += stop_recording()
 
 
 def run_phases(phases: Sequence[Callable[[], object]], device: torch.device) -> list[tuple[int, int]]:
@@ -210,7 +193,7 @@ def _run_on_cuda(fn: Callable[[], Result], device: torch.device) -> tuple[Result
 
 def record(fn: Callable[[], object], device: torch.device) -> tuple[Allocation, ...]:
     """Return the allocator calls on `device` while `fn()` runs in this thread, by time."""
-    if _profiler_enabled():
+    if is_profiled():
         raise MeasureError("Memory cannot be measured while a profiler is active: leave its `with` block first.")
     # Kineto writes two lines to stderr per session unless told not to before its first one.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -218,10 +201,10 @@ def record(fn: Callable[[], object], device: torch.device) -> tuple[Allocation, 
     with session:
         fn()
         synchronize(device)
-    if session.kineto_results is None:
+    found = recorded_allocations(session, device.type)
+    if found is None:
         raise MeasureError("The profiler returned nothing: was it stopped while memory was being measured?")
-    found = (_allocation(event, device.type) for event in _walk(session.kineto_results.experimental_event_tree()))
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.nanoseconds))
+    return tuple(sorted((Allocation(*one) for one in found), key=lambda one: one.nanoseconds))
 
 
 def levels(allocations: tuple[Allocation, ...]) -> Levels:
@@ -241,18 +224,3 @@ def levels(allocations: tuple[Allocation, ...]) -> Levels:
             level += event.bytes
         course.append((event.nanoseconds, level))
     return course
-
-
-def _walk(roots: list[_ProfilerEvent]) -> Iterator[_ProfilerEvent]:
-    stack = list(reversed(roots))
-    while stack:
-        event = stack.pop()
-        yield event
-        stack.extend(reversed(event.children))
-
-
-def _allocation(event: _ProfilerEvent, device_type: str) -> Allocation | None:
-    fields = event.extra_fields
-    if not isinstance(fields, _ExtraFields_Allocation) or fields.device.type != device_type:
-        return None
-    return Allocation(event.start_time_ns, fields.ptr, fields.alloc_size)

@@ -23,9 +23,9 @@ from lowtide.blocks.profile.unit_costs import NEW, UnitCosts
 from lowtide.blocks.profile.unit_probe import InPlaceError, profile_unit
 from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.errors import InvalidInputError
-from lowtide.measure import is_profiled
 from lowtide.progress import Progress
 from lowtide.pytorch.nested import tree_leaves
+from lowtide.pytorch.profiler import is_profiled
 
 
 @dataclass(frozen=True, eq=False)
