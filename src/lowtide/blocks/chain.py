@@ -32,7 +32,6 @@ from lowtide.errors import (
     UnsupportedBackwardError,
 )
 from lowtide.plan import registry
-from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
@@ -105,8 +104,9 @@ def _unusual(what: str, tensor: Tensor) -> InvalidInputError:
 
 # Planners that put something between the two ops of a backward are asked again for a little less.
 _ATTEMPTS = 4
-# How much effort `auto` makes for chains.
-_BRIEF = 1 / 3
+# The effort of the default planner for chains: it asks `rotor`, whose schedules of a chain are optimal among the nested
+# ones, and a search three times as long finds little beside them.
+_CHAIN_EFFORT = 1 / 3
 
 
 class Chain(nn.Module):
@@ -330,7 +330,9 @@ class PlannedBlocks:
         problem = replace(problem, budget_bytes=self._budget_bytes(problem, device))
         budget = problem.budget_bytes
         for _ in range(_ATTEMPTS):
-            found = solve(replace(problem, budget_bytes=budget), _brief(self.settings.planner), progress, throw=False)
+            found = solve(
+                replace(problem, budget_bytes=budget), _for_chains(self.settings.planner), progress, throw=False
+            )
             plan = replace(_as_run(made, problem, found), planner=registry.name_of(self.settings.planner))
             if problem.fits(plan.trace) or not found.problem.fits(found.trace):
                 break
@@ -345,9 +347,9 @@ class PlannedBlocks:
         return devices.free_bytes(device) if budget.is_auto else max(budget.resolve(problem.baseline.peak_bytes), 1)
 
 
-def _brief(planner: AbstractPlanner) -> AbstractPlanner:
-    """Return `planner`, or `auto` with less effort: it asks `rotor`, beside which a long search finds little."""
-    return replace(planner, effort=_BRIEF) if planner is registry.get("auto") and isinstance(planner, Auto) else planner
+def _for_chains(planner: AbstractPlanner) -> AbstractPlanner:
+    """Return `planner` as chains use it: the default one with less effort, one that the user has chosen as it is."""
+    return planner.with_effort(_CHAIN_EFFORT) if planner is registry.get("auto") else planner
 
 
 def _as_run(made: ChainGraph, problem: Problem, plan: Plan) -> Plan:

@@ -1,8 +1,8 @@
-"""The proof beside the search: a refiner on another core, in a process of its own where the graph is worth it.
+"""The proof beside the search: a `MomentSelector` on another core, in a process of its own for larger graphs.
 
 In a thread, proof and search wait for each other wherever both run Python. A process of its own takes a while to start,
 which it does while the planners are asked, and has the same answers. Where it cannot be had, a thread does; where it is
-lost, a thread begins anew, and what was proved before still counts.
+lost, a thread starts over, and what was proved before still counts.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from lowtide.graph.ir import OpId
-from lowtide.plan.bounds.integer_program import FREE, Limits
-from lowtide.plan.bounds.moment_selection import Proof, Refiner
-from lowtide.plan.bounds.prover_process import Apart, LostError
+from lowtide.plan.bounds.integer_program import UNLIMITED, Limits
+from lowtide.plan.bounds.moment_selection import MomentSelector, Proof
+from lowtide.plan.bounds.prover_process import LostError, ProverProcess
 from lowtide.plan.bounds.relaxed_solution import schedule_of
 from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
@@ -32,13 +32,13 @@ class Prover:
         done: Whether another stage would bring nothing.
     """
 
-    def __init__(self, *, apart: bool) -> None:
+    def __init__(self, *, own_process: bool) -> None:
         self.problem: Problem | None = None
         self.proof = Proof(0.0, ())
         self.done = False
-        self._refiner: Refiner | None = None
+        self._selector: MomentSelector | None = None
         self._closed = False
-        self._apart = Apart.start() if apart else None
+        self._process = ProverProcess.start() if own_process else None
         self._thread = ThreadPoolExecutor(max_workers=1)
 
     def __enter__(self) -> Prover:
@@ -53,39 +53,39 @@ class Prover:
     def _leave(self) -> None:
         """End the process: nobody waits for what may be under way."""
         self._closed = True
-        apart = self._apart
-        if apart is not None:
-            apart.close()
+        process = self._process
+        if process is not None:
+            process.close()
 
     @property
-    def hint(self) -> frozenset[OpId]:
+    def rerun_ops(self) -> frozenset[OpId]:
         """The ops that run again in the solution of the latest program that has one."""
-        return frozenset() if self.proof.hint is None else frozenset().union(*self.proof.hint.rerun)
+        return frozenset() if self.proof.solution is None else frozenset().union(*self.proof.solution.rerun)
 
     @property
-    def suggestion(self) -> Schedule | None:
+    def suggested_schedule(self) -> Schedule | None:
         """What that solution does, as a schedule, if there is one; it may not fit."""
-        if self.proof.hint is None or self.problem is None:
+        if self.proof.solution is None or self.problem is None:
             return None
-        return schedule_of(self.problem.graph, self.proof.hint)
+        return schedule_of(self.problem.graph, self.proof.solution)
 
-    def turn_to(self, problem: Problem | None) -> None:
+    def set_problem(self, problem: Problem | None) -> None:
         """Be about `problem`, whose budget is below the peak of plain training, or about nothing from now on."""
-        self.problem, self._refiner = problem, None
+        self.problem, self._selector = problem, None
         self.proof, self.done = Proof(0.0, ()), False
 
-    def glance(self, *, seconds: float) -> Callable[[], Proof]:
+    def quick_bound(self, *, seconds: float) -> Callable[[], Proof]:
         """Begin a relaxation with a few moments; return what waits for its end and returns the best proof."""
-        return self._begin("glance", seconds, {"seconds": seconds})
+        return self._begin("quick_bound", seconds, {"seconds": seconds})
 
     def advance(self, limits: Limits, known: Schedule | None) -> Callable[[], Proof]:
-        """Begin another stage; return what waits for its end and returns the best proof. See `Refiner.advance`."""
+        """Begin `MomentSelector.advance`; return what waits for its end and returns the best proof."""
         return self._begin("advance", limits.seconds, {"limits": limits, "known": known})
 
     def _begin(self, method: str, seconds: float, arguments: dict[str, Any]) -> Callable[[], Proof]:
         under_way: Future[tuple[Proof, bool]] = self._thread.submit(self._run, method, arguments)
         # A process that starts late keeps no time; a thread cannot be ended.
-        timeout = None if self._apart is None or seconds == FREE else seconds + _LATE_SECONDS
+        timeout = None if self._process is None or seconds == UNLIMITED else seconds + _LATE_SECONDS
 
         def wait() -> Proof:
             try:
@@ -95,7 +95,7 @@ class Prover:
                 self._leave()
                 self.done = True
                 return self.proof
-            # It can be lower where one had to begin anew.
+            # It can be lower where a thread had to start over.
             self.proof = proof if proof.bound >= self.proof.bound else self.proof
             return self.proof
 
@@ -103,15 +103,15 @@ class Prover:
 
     def _run(self, method: str, arguments: dict[str, Any]) -> tuple[Proof, bool]:
         assert self.problem is not None, "there is nothing to prove yet"
-        apart = self._apart
-        if apart is not None:
+        process = self._process
+        if process is not None:
             try:
-                return apart.ask(self.problem, method, **arguments)
+                return process.ask(self.problem, method, **arguments)
             except LostError:
                 if self._closed:
                     raise
-                self._apart = None
-                apart.close()
-        if self._refiner is None:
-            self._refiner = Refiner(self.problem)
-        return getattr(self._refiner, method)(**arguments), self._refiner.done
+                self._process = None
+                process.close()
+        if self._selector is None:
+            self._selector = MomentSelector(self.problem)
+        return getattr(self._selector, method)(**arguments), self._selector.done

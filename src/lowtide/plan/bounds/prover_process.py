@@ -1,4 +1,4 @@
-"""A refiner in a process of its own, which is asked by messages.
+"""A selector in a process of its own, which is asked by messages.
 
 The process runs the same interpreter and none of the caller's code: a script without a guarded main part is not run
 again, what lies in the working directory is not imported, and nothing of PyTorch is loaded. It ends when the caller
@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from lowtide.plan.bounds.moment_selection import Proof, Refiner
+from lowtide.plan.bounds.moment_selection import MomentSelector, Proof
 from lowtide.plan.core.problem import Problem
 
 # The package is loaded from its file: the caller's folders, if they came first, would be searched for all else, too.
@@ -34,7 +34,7 @@ from lowtide.plan.bounds.prover_process import serve
 serve(greeting)
 """
 # In the environment of the process, so that it never starts another.
-_MARK = "LOWTIDE_APART"
+_MARK = "LOWTIDE_PROVER_PROCESS"
 # Seconds in which a process must have said that it is ready.
 _READY_SECONDS = 60.0
 _PACKAGE = Path(__file__).parents[2] / "__init__.py"
@@ -44,16 +44,16 @@ class LostError(Exception):
     """The process is not there any more, or cannot be asked: no answer will come."""
 
 
-class Apart:
+class ProverProcess:
     """The caller's end."""
 
     def __init__(self, process: subprocess.Popen[bytes], greeting: str) -> None:
-        self._process = process
+        self._child = process
         self._greeting: bytes | None = greeting.encode()
         self._problem: Problem | None = None
 
     @staticmethod
-    def start() -> Apart | None:
+    def start() -> ProverProcess | None:
         """Start a process, which goes on by itself while it gets ready, or return None if there can be none."""
         if not _can_start():
             return None
@@ -71,10 +71,10 @@ class Apart:
             )
         except (OSError, ValueError):
             return None
-        return Apart(process, greeting)
+        return ProverProcess(process, greeting)
 
     def ask(self, problem: Problem, method: str, **arguments: Any) -> tuple[Proof, bool]:
-        """Return what the method of the refiner of `problem` returns, and whether that is done.
+        """Return what the method of the selector of `problem` returns, and whether that is done.
 
         Raises:
             LostError: The process has ended before it has answered, or `problem` cannot be sent.
@@ -82,22 +82,22 @@ class Apart:
         try:
             # All of it or nothing.
             question = pickle.dumps((None if problem is self._problem else problem, method, arguments))
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.write(question)
-            self._process.stdin.flush()
+            assert self._child.stdin is not None
+            assert self._child.stdout is not None
+            self._child.stdin.write(question)
+            self._child.stdin.flush()
             self._problem = problem
             self._await_greeting()
-            proof, done = pickle.load(self._process.stdout)
+            proof, done = pickle.load(self._child.stdout)
         except Exception as error:  # whatever it is, there is another way
             raise LostError(str(error)) from error
         return proof, done
 
     def close(self) -> None:
         """End the process, whatever it is at."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
             # What was to be sent cannot be any more.
             with contextlib.suppress(OSError):
                 assert pipe is not None
@@ -106,13 +106,13 @@ class Apart:
     def _await_greeting(self) -> None:
         if self._greeting is None:
             return
-        assert self._process.stdout is not None
-        too_late = threading.Timer(_READY_SECONDS, self._process.kill)
+        assert self._child.stdout is not None
+        too_late = threading.Timer(_READY_SECONDS, self._child.kill)
         too_late.daemon = True
         too_late.start()
         try:
             while True:
-                line = self._process.stdout.readline()
+                line = self._child.stdout.readline()
                 if line.rstrip(b"\r\n").endswith(self._greeting):
                     self._greeting = None
                     return
@@ -146,12 +146,12 @@ def serve(greeting: str) -> None:
     threading.Thread(target=_read, args=(questions,), daemon=True).start()
     answers.write(f"\n{greeting}\n".encode())
     answers.flush()
-    refiner: Refiner | None = None
+    selector: MomentSelector | None = None
     while True:
         problem, method, arguments = questions.get()
-        refiner = refiner if problem is None else Refiner(problem)
-        assert refiner is not None, "the first question has a problem"
-        pickle.dump((getattr(refiner, method)(**arguments), refiner.done), answers)
+        selector = selector if problem is None else MomentSelector(problem)
+        assert selector is not None, "the first question has a problem"
+        pickle.dump((getattr(selector, method)(**arguments), selector.done), answers)
         answers.flush()
 
 

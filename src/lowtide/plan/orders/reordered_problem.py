@@ -11,8 +11,8 @@ from lowtide.schedule.steps import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """A problem seen in another order.
+class ReorderedProblem:
+    """A problem whose ops are in another order.
 
     Attributes:
         problem: The problem with its ops in that order.
@@ -23,7 +23,7 @@ class View:
     order: tuple[OpId, ...]
 
     @staticmethod
-    def of(problem: Problem, order: Sequence[OpId]) -> View:
+    def of(problem: Problem, order: Sequence[OpId]) -> ReorderedProblem:
         """Return `problem` with its ops in `order`, which must be legal."""
         graph, costs = problem.graph, problem.costs
         place = {op: new for new, op in enumerate(order)}
@@ -40,23 +40,23 @@ class View:
             ),
             problem.budget_bytes,
         )
-        return View(seen, tuple(order))
+        return ReorderedProblem(seen, tuple(order))
 
-    def outward(self, schedule: Schedule) -> Schedule:
-        """Return what a schedule of this view's problem is for the problem as given."""
+    def to_given(self, schedule: Schedule) -> Schedule:
+        """Return what a schedule of the reordered problem is for the problem as given."""
         return _translated(schedule, self.order)
 
-    def inward(self, schedule: Schedule) -> Schedule:
-        """Return what a schedule of the problem as given is for this view's."""
+    def from_given(self, schedule: Schedule) -> Schedule:
+        """Return what a schedule of the problem as given is for the reordered one."""
         return _translated(schedule, self._places())
 
-    def ops_inward(self, ops: Iterable[OpId]) -> frozenset[OpId]:
-        """Return what ops of the problem as given are in this view's."""
+    def ops_from_given(self, ops: Iterable[OpId]) -> frozenset[OpId]:
+        """Return what ops of the problem as given are in the reordered one."""
         places = self._places()
         return frozenset(places[op] for op in ops)
 
-    def ops_outward(self, ops: Iterable[OpId]) -> frozenset[OpId]:
-        """Return what ops of this view's problem are in the problem as given."""
+    def ops_to_given(self, ops: Iterable[OpId]) -> frozenset[OpId]:
+        """Return what ops of the reordered problem are in the problem as given."""
         return frozenset(self.order[op] for op in ops)
 
     def _places(self) -> list[OpId]:

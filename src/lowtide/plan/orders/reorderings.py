@@ -51,8 +51,8 @@ def _growth(graph: Graph, op: OpId, left: dict[int, int]) -> int:
     return made - sum(graph.values[value].bytes for value in last)
 
 
-def without_idle_runs(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return `schedule`, a legal one, without the runs that another one of the same op in the same phase makes idle."""
+def without_redundant_runs(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return a legal `schedule` without the runs that another run of the same op in the same phase makes redundant."""
     wanted: set[ValueId] = set()
     # What backward reads first is decided before forward is looked at.
     backward = _useful(graph, schedule.backward, wanted)
