@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 import lowtide
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.orders.reordered_problem import ReorderedProblem
-from lowtide.plan.orders.reorderings import delayed
+from lowtide.plan.orders.reordering import ReorderedProblem, delayed
 from lowtide.plan.registry import get
 from lowtide.progress import Progress, silent
 from lowtide.schedule.expand import expand

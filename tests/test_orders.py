@@ -11,8 +11,7 @@ from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome
 from lowtide.plan.orders.order_search import OrderSearch, first_runs
-from lowtide.plan.orders.reordered_problem import ReorderedProblem
-from lowtide.plan.orders.reorderings import delayed, releasing, without_redundant_runs
+from lowtide.plan.orders.reordering import ReorderedProblem, delayed, releasing, without_redundant_runs
 from lowtide.plan.planners.keep_all import KeepAll
 from lowtide.plan.search.edited_schedule import EditedSchedule
 from lowtide.plan.search.local_search import LocalSearch

@@ -11,11 +11,10 @@ import pytest
 from lowtide.graph.costs import Costs
 from lowtide.graph.samples import transformer
 from lowtide.plan import registry
-from lowtide.plan.bounds import prover_process
+from lowtide.plan.bounds import prover as prover_module
 from lowtide.plan.bounds.integer_program import Limits
 from lowtide.plan.bounds.moment_selection import MomentSelector
-from lowtide.plan.bounds.prover import Prover
-from lowtide.plan.bounds.prover_process import LostError, ProverProcess
+from lowtide.plan.bounds.prover import LostError, Prover, ProverProcess
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
@@ -105,7 +104,7 @@ def test_what_is_not_lowtide_is_lost_at_the_first_question(problem, monkeypatch,
 
 
 def test_what_never_gets_ready_is_lost(problem, monkeypatch, tmp_path):
-    monkeypatch.setattr(prover_process, "_READY_SECONDS", 0.3)
+    monkeypatch.setattr(prover_module, "_READY_SECONDS", 0.3)
     pretend(monkeypatch, tmp_path, "exec sleep 600")
     with Prover(own_process=True) as prover:
         assert stages(prover, problem)[-1].bound > 0
@@ -210,7 +209,7 @@ def test_the_process_ends_with_its_caller(busy):
     code = f"""
 import threading, time
 from lowtide.graph.samples import transformer
-from lowtide.plan.bounds.prover_process import ProverProcess
+from lowtide.plan.bounds.prover import ProverProcess
 from lowtide.plan.bounds.integer_program import Limits
 from lowtide.plan.core.problem import Problem
 

@@ -15,7 +15,7 @@ from lowtide.plan.auto.policy import POLICY
 from lowtide.plan.bounds.integer_program import Limits
 from lowtide.plan.bounds.moment_selection import Proof
 from lowtide.plan.bounds.prover import Prover
-from lowtide.plan.orders.reordered_problem import ReorderedProblem
+from lowtide.plan.orders.reordering import ReorderedProblem
 from lowtide.schedule.steps import Schedule
 
 EQUAL = POLICY.gaps.equal

@@ -16,8 +16,7 @@ from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.orders.policy import ORDERS
-from lowtide.plan.orders.reordered_problem import ReorderedProblem
-from lowtide.plan.orders.reorderings import delayed, releasing, without_redundant_runs
+from lowtide.plan.orders.reordering import ReorderedProblem, delayed, releasing, without_redundant_runs
 from lowtide.plan.search.local_search import LocalSearch
 from lowtide.plan.search.problem_arrays import ProblemArrays
 from lowtide.plan.search.starts import descend_low, descents

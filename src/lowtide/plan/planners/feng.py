@@ -25,10 +25,9 @@ from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.feng_division.chain import Row, cut
 from lowtide.plan.planners.feng_division.family import affordable, schedules
-from lowtide.plan.planners.feng_division.multigraph import Multigraph
+from lowtide.plan.planners.feng_division.multigraph import Multigraph, tensor_view_of
 from lowtide.plan.planners.feng_division.terms import Terms, minimise, spread
 from lowtide.plan.planners.feng_division.tree import LINEAR, DivisionTree, Node, divide
-from lowtide.plan.planners.feng_division.view import tensor_view_of
 from lowtide.progress import Progress, silent
 
 
