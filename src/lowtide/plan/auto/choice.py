@@ -60,6 +60,11 @@ class Choice:
         return self.effort <= 1 and self.num_ops > POLICY.sizes.large
 
     @property
+    def may_end_early(self) -> bool:
+        """Whether rounds that gain little are the last ones: they take long and no thoroughness is asked for."""
+        return self.effort <= 1 and self.num_ops > POLICY.sizes.medium
+
+    @property
     def other_orders(self) -> bool:
         """Whether other orders of first runs are searched, too."""
         return self.searches and self.num_ops <= POLICY.orders.max_ops
@@ -142,11 +147,13 @@ class Choice:
         return f"the given one only: more than {POLICY.orders.max_ops:,} ops"
 
     def _search(self) -> str:
-        fewest, most = self.num_rounds(0.0), self.num_rounds(1.0)
-        rounds = f"{fewest} to {most} rounds" if fewest < most else f"{fewest} round{'s' * (fewest > 1)}"
-        early = f", fewer once they gain little (more than {POLICY.sizes.medium} ops)"
-        may_stall = self.effort <= 1 and self.num_ops > POLICY.sizes.medium and most > 1
-        return f"up to {rounds}{early if may_stall else ''}, then up to {self.num_polishes} polishing searches"
+        usual, most = self.num_rounds(0.0), self.num_rounds(1.0)
+        rounds = f"up to {usual} round{'s' * (usual > 1)}"
+        if most > usual:
+            rounds += f" ({most} where the gap stays wide)"
+        if self.may_end_early and most > 1:
+            rounds += f", fewer once they gain little: more than {POLICY.sizes.medium:,} ops"
+        return f"{rounds}; then up to {self.num_polishes} polishing searches"
 
     def _proof(self) -> str:
         if not self.proves:
@@ -154,7 +161,7 @@ class Choice:
         if self.own_process:
             return "in a process of its own"
         if self.num_ops <= POLICY.proof.process_min_ops:
-            return f"in a thread: at most {POLICY.proof.process_min_ops} ops are planned before a process has started"
+            return f"in a thread: up to {POLICY.proof.process_min_ops} ops, a process would take too long to start"
         return "in a thread: the time limit is short"
 
     def _end(self) -> tuple[str, str]:

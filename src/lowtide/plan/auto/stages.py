@@ -244,10 +244,9 @@ class Stages:
         In large graphs there are two at most, since the proof takes long, and one after the proof has switched to
         another order; the polishing searches go on.
         """
-        gaps, sizes = self._proof.gaps, POLICY.sizes
-        if self._choice.effort > 1 or self._choice.num_ops <= sizes.medium or not gaps:
+        gaps, is_large = self._proof.gaps, self._choice.is_economical
+        if not self._choice.may_end_early or not gaps:
             return False
-        is_large = self._choice.num_ops > sizes.large
         if len(gaps) == 1:
             return is_large and (not self._proof.is_about_given or gaps[0] <= self._choice.little_gap)
         if is_large:

@@ -39,6 +39,11 @@ class AbstractPlanner(ABC):
         del problem
         return None
 
+    def choose(self, problem: Problem) -> object:
+        """Return what this planner would do for `problem`, to be printed; by default the planner with its options."""
+        del problem
+        return self
+
     def with_effort(self, effort: float) -> AbstractPlanner:
         """Return this planner with that effort, where 1 is usual; the same one if it knows no effort."""
         del effort
