@@ -30,7 +30,7 @@ def problem():
 
 
 def stages(prover, problem):
-    """Return what a glance and two stages prove."""
+    """Return what a quick bound and two stages prove."""
     known = Schedule.keep_all(problem.graph)
     prover.set_problem(problem)
     return [prover.quick_bound(seconds=60.0)(), prover.advance(LIMITS, known)(), prover.advance(LIMITS, known)()]
@@ -44,11 +44,11 @@ def test_a_process_of_its_own_proves_the_same(problem):
         expected = stages(here, problem)
         assert stages(there, problem) == expected
         assert expected[-1].bound > 0
-        assert (there.solution, there.done) == (here.solution, here.done)
+        assert (there.rerun_ops, there.done) == (here.rerun_ops, here.done)
         assert there.suggestion is not None
         verify(problem.graph, there.suggestion)
         assert there._selector is None
-        # Another problem, with less memory, begins anew.
+        # Another problem, with less memory, starts over.
         tighter = Problem(problem.graph, problem.costs, problem.budget_bytes * 9 // 10)
         assert stages(there, tighter)[-1].bound > expected[-1].bound
         there.set_problem(None)
@@ -250,7 +250,7 @@ def test_auto_gives_the_same_plan_with_and_without_a_process(monkeypatch):
     assert len(graph.ops) > 150
     problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes * 2 // 5)
     auto = registry.get("auto")
-    apart = solve(problem, auto)
+    there = solve(problem, auto)
     monkeypatch.setattr(ProverProcess, "start", staticmethod(lambda: None))
     here = solve(problem, auto)
-    assert (apart.schedule, apart.bound) == (here.schedule, here.bound)
+    assert (there.schedule, there.bound) == (here.schedule, here.bound)

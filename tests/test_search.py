@@ -144,7 +144,7 @@ def test_many_runs_before_one_op_keep_their_order():
 
 @pytest.mark.parametrize("area", [True, False])
 def test_values_are_made_again_early_while_what_they_need_is_there(area):
-    """At its last use `w` would need `x`, which is dear and cannot stay that long."""
+    """At its last use `w` would need `x`, which is expensive and cannot stay that long."""
     builder = GraphBuilder()
     (x,) = builder.add_op("x", [], [("x", 10)], seconds=10.0)
     (w,) = builder.add_op("w", [x], [("w", 10)], seconds=1.0)

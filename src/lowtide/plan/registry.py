@@ -55,5 +55,5 @@ def names() -> tuple[str, ...]:
 
 
 def normalise(name: str) -> str:
-    """Return `name` as the registry spells it: lower case, without blanks around it, with underscores."""
+    """Return `name` as the registry spells it: lower case, without spaces around it, with underscores."""
     return name.strip().lower().replace("-", "_")

@@ -148,6 +148,8 @@ class Choice:
 
     def _search(self) -> str:
         usual, most = self.num_rounds(0.0), self.num_rounds(1.0)
+        if self.is_economical:
+            usual = most = min(usual, POLICY.rounds.max_in_large)
         rounds = f"up to {usual} round{'s' * (usual > 1)}"
         if most > usual:
             rounds += f" ({most} where the gap stays wide)"

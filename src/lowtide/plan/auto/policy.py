@@ -133,6 +133,7 @@ class RoundPolicy:
         max_effort: Effort above which there are no more rounds, only longer ones.
         effort_per_scale: Above this effort, each search and proof gets work in proportion.
         momentum: A search from the best schedule that lowers the overhead by this share of it is continued at once.
+        max_in_large: How many rounds there are at most in large graphs, where the proof takes long.
         min_closed: The share of the gap that a round must have closed for another to be worth its time.
         min_closed_far: The same for the third and later rounds where the gap is still far.
     """
@@ -145,6 +146,7 @@ class RoundPolicy:
     max_effort: float = 2.0
     effort_per_scale: float = 4.0
     momentum: float = 0.1
+    max_in_large: int = 2
     min_closed: float = 0.05
     min_closed_far: float = 0.15
 

@@ -241,8 +241,8 @@ class Stages:
     def _has_stalled(self) -> bool:
         """Return whether one more round is not worth its time: the last brought or left little, or it is expensive.
 
-        In large graphs there are two at most, since the proof takes long, and one after the proof has switched to
-        another order; the polishing searches go on.
+        In large graphs there are few, since the proof takes long, and one after the proof has switched to another
+        order; the polishing searches go on.
         """
         gaps, is_large = self._proof.gaps, self._choice.is_economical
         if not self._choice.may_end_early or not gaps:
@@ -250,7 +250,7 @@ class Stages:
         if len(gaps) == 1:
             return is_large and (not self._proof.is_about_given or gaps[0] <= self._choice.little_gap)
         if is_large:
-            return True
+            return len(gaps) >= POLICY.rounds.max_in_large
         before, after = gaps[-2:]
         if after > POLICY.gaps.far:
             return len(gaps) > 2 and before - after < POLICY.rounds.min_closed_far * before
