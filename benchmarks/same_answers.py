@@ -30,7 +30,7 @@ GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 MODELS: dict[str, tuple[int, ...]] = {
     "gpt": (90, 60, 35),
     "resnet50": (90, 50, 30),
-    "densenet121": (60, 30),
+    "densenet121": (90, 60, 30),
     "unet": (90, 60, 40),
     "inception": (70, 40),
     "encoder_decoder": (70, 40),
@@ -47,7 +47,8 @@ MODELS: dict[str, tuple[int, ...]] = {
 CHAINER: dict[str, tuple[int, ...]] = {"kusumoto_resnet50": (90, 60)}
 # Differences that are rounding alone.
 ROUNDING = 1e-9
-# How many times the other tree's seconds all problems together may take.
+# How many times the other tree's CPU seconds all problems with equal answers may take together. A better answer may take
+# longer.
 MOST_SECONDS = 1.1
 
 
@@ -160,10 +161,12 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 def summary(rows: Sequence[Row]) -> str:
     """Return what the rows say together."""
     planned = [row for row in rows if "percent" in row]
+    equal = [row for row in planned if is_equal(row)]
+    worse = sum(bool(row["violations"]) for row in planned)
     return (
-        f"{len(planned)} problems, {sum(map(is_equal, planned))} with equal answers, "
-        f"{sum(bool(row['violations']) for row in planned)} worse; "
-        f"{ratio(planned, 'seconds'):.2f} times the seconds, {ratio(planned, 'cpu_seconds'):.2f} times the CPU seconds."
+        f"{len(planned)} problems, {len(equal)} with equal answers, {worse} worse. "
+        f"All: {ratio(planned, 'seconds'):.2f} times the seconds, {ratio(planned, 'cpu_seconds'):.2f} times the CPU "
+        f"seconds. Equal answers: {ratio(equal, 'seconds'):.2f} and {ratio(equal, 'cpu_seconds'):.2f} times."
     )
 
 
@@ -194,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(summary(rows))
     for path in write_results("same_answers", rows=rows, markdown=page(rows), directory=options.out):
         print(f"Wrote {path}")
-    slow = ratio(rows, "cpu_seconds") > MOST_SECONDS
+    slow = ratio([row for row in rows if "percent" in row and is_equal(row)], "cpu_seconds") > MOST_SECONDS
     return 1 if slow or any(row["violations"] for row in rows) else 0
 
 
