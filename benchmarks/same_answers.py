@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[int, ...]] = {
 CHAINER: dict[str, tuple[int, ...]] = {"kusumoto_resnet50": (90, 60)}
 # Differences that are rounding alone.
 ROUNDING = 1e-9
-# How many times the other tree's CPU seconds all problems with equal answers may take together. A better answer may take
+# How many times the other tree's CPU seconds all problems with equal answers may take together. Better answers may take
 # longer.
 MOST_SECONDS = 1.1
 

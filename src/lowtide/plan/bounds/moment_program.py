@@ -22,15 +22,16 @@ Rows, each of them true in every schedule whose first runs are in the given orde
   were one interval before a later moment divided it. Integers obey this anyway; the linear relaxation is much
   stronger with it, and a further moment hardly ever weakens it.
 
-The sum of seconds of repeated runs is minimised. One moment gives the program of `design`: what is alive at that moment
+The sum of seconds of repeated runs is minimised. One moment gives the simplest program: what is alive at that moment
 against what runs again after it, with the memory rows of all other instants added.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -263,9 +264,9 @@ class MomentProgram:
                 later = bisect_left(due, start)
                 if later < len(due) and due[later] < end:
                     continue
-                self._need(value, start, self.rerun[interval, op], lambda k, i=interval: self._rerun(i, k))
+                self._need(value, start, self.rerun[interval, op], partial(self._rerun, interval))
 
-    def _need(self, value: ValueId, start: int, reader: int, rerun) -> None:  # type: ignore[no-untyped-def]
+    def _need(self, value: ValueId, start: int, reader: int, rerun: Callable[[OpId], int]) -> None:
         """Demand that `value` is alive at `start` or made by a later `rerun` if the variable `reader` is 1."""
         if 2 * self.lifetimes.producer[value] > start:
             return
@@ -291,7 +292,7 @@ class MomentProgram:
                 if due and 2 * self.lifetimes.producer[value] <= start:
                     later = bisect_right(due, start)
                     if later < len(due) and due[later] <= end:
-                        self._need(value, start, SURE, lambda k, a=first, b=last: self._ever(a, b, k))
+                        self._need(value, start, SURE, partial(self._ever, first, last))
         seen, done = 0, 0
         while True:
             self._feed()
@@ -307,7 +308,7 @@ class MomentProgram:
             for (first, last, op), variable in fresh:
                 start = self._instants[first - 1]
                 for value in self.lifetimes.reads[op]:
-                    self._need(value, start, variable, lambda k, a=first, b=last: self._ever(a, b, k))
+                    self._need(value, start, variable, partial(self._ever, first, last))
 
     def _ranges(self) -> list[tuple[int, int]]:
         """Return ranges of at least two intervals: the first and the last of each."""

@@ -29,7 +29,7 @@ class DropPolicy:
 
     area: bool = True
     noise: np.random.Generator | None = None
-    spread: float = 0.5
+    spread: float = 0.0
     bias: Floats | None = None
     overshoot: float = 1.0
     tries: float = float("inf")
