@@ -162,9 +162,6 @@ class OrderSearch:
                 trace = self._problem.price(shorter)
                 if not self.fits or self._problem.overhead(trace) < self.overhead:
                     self.offer_in_own_order(shorter)
-        # No other order gets work any more.
-        kept = ORDERS.max_kept
-        self._orders = [each for place, each in enumerate(self._orders) if place < kept or each is self._given]
 
     def _candidates(self, quickly: partial[list[Schedule]], deadline: float, progress: Progress) -> list[_OneOrder]:
         """Return other orders with the schedules that descents find in them."""

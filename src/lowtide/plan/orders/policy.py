@@ -20,7 +20,6 @@ class OrderPolicy:
             tried for its least peak, which takes seconds. Set on bench-scaling.
         thorough_max_ops: Above this number of ops fewer orders are tried, and each by one descent only. Set on
             bench-scaling.
-        max_kept: How many orders are kept beside the given one; only the first two get work.
         settle_work: Work of a search after redundant runs were removed, which changes the order. Set on bench-plan.
         settle_rounds: How often that is done at most before the long searches. Set on bench-plan.
         trial_work: Work of a search in each near order before the best is chosen: the order that leads after descents
@@ -33,7 +32,6 @@ class OrderPolicy:
     max_ops: int = 4_000
     least_peak_max_ops: int = 500
     thorough_max_ops: int = 1_000
-    max_kept: int = 3
     settle_work: int = 300_000
     settle_rounds: int = 4
     trial_work: int = 600_000
