@@ -224,8 +224,8 @@ def scarce(rng):
     return {"seconds": float(rng.randint(1, 9)), "workspace_bytes": rng.choice((0, 0, 20, 40))}
 
 
-def windows(seeds):
-    """Yield windows of tiny problems, with moments chosen by chance in an order of their own, and the optimum."""
+def moment_programs(seeds):
+    """Yield moment programs of tiny problems, with moments chosen by chance in an order of their own, and the optimum."""
     for seed in seeds:
         graph, costs = (random_graph if seed % 4 == 0 else scarce_graph)(seed)
         peak = Problem(graph, costs, 1).baseline.peak_bytes
@@ -240,10 +240,10 @@ def windows(seeds):
 
 
 @pytest.mark.parametrize("again", [0, 12])
-def test_windows_of_many_moments_prove_no_more_than_is_true(monkeypatch, again):
+def test_programs_of_many_moments_prove_no_more_than_is_true(monkeypatch, again):
     monkeypatch.setattr(row_generation, "ROWS", replace(ROWS, repeated_runs_per_round=again))
     ranged = runs = 0
-    for seed, lifetimes, moments, optimum in windows(range(400)):
+    for seed, lifetimes, moments, optimum in moment_programs(range(400)):
         generator = RowGenerator(MomentProgram(lifetimes, moments))
         assert generator.relax().bound <= optimum + 1e-5, seed
         assert generator.solve(Limits(work=1.0)).bound <= optimum + ROUNDING, seed
@@ -263,7 +263,7 @@ def relaxed_bounds(lifetimes, moments):
 def test_a_further_moment_never_weakens_a_relaxation(monkeypatch):
     """Of the rows of repeated runs this is not true: the time in which one happens is divided, too."""
     monkeypatch.setattr(row_generation, "ROWS", replace(ROWS, repeated_runs_per_round=0))
-    for seed, lifetimes, moments, _ in windows(range(200)):
+    for seed, lifetimes, moments, _ in moment_programs(range(200)):
         bounds = relaxed_bounds(lifetimes, moments)
         assert all(after >= before - 1e-5 for before, after in pairwise(bounds)), seed
 
@@ -305,7 +305,7 @@ def test_a_wrong_row_of_repeated_runs_is_caught(monkeypatch):
     """Rows that also count what is alive at some time only exceed the optimum."""
     monkeypatch.setattr(RepeatedRunRows, "_through", lambda rows, run: np.ones(len(rows._value), dtype=bool))
     caught = 0
-    for _, lifetimes, moments, optimum in windows(range(300)):
+    for _, lifetimes, moments, optimum in moment_programs(range(300)):
         caught += RowGenerator(MomentProgram(lifetimes, moments)).solve(Limits(work=1.0)).bound > optimum + 1e-3
     assert caught > 3
 

@@ -38,7 +38,7 @@ def test_other_orders_are_legal(drawn, outputs, last):
 
 @RELAXED
 @given(st.data())
-def test_a_view_prices_as_the_problem_does(data):
+def test_a_reordered_problem_prices_as_the_problem_does(data):
     graph, costs = data.draw(graphs(max_ops=8))
     problem = Problem(graph, costs, 100)
     reordered = ReorderedProblem.of(problem, delayed(graph, outputs=True))

@@ -161,7 +161,7 @@ def test_values_are_made_again_early_while_what_they_need_is_there(area):
 
 @RELAXED
 @given(st.data())
-def test_mended_schedules_fit_or_change_nothing(data):
+def test_repaired_schedules_fit_or_change_nothing(data):
     graph, costs = data.draw(graphs(max_ops=8))
     budget = data.draw(st.integers(1, max(1, simulate(graph, costs, Schedule.keep_all(graph)).peak_bytes)))
     problem = Problem(graph, costs, budget)
@@ -173,7 +173,7 @@ def test_mended_schedules_fit_or_change_nothing(data):
     assert search.fits or search.schedule == Schedule.keep_all(graph)
 
 
-def test_mending_takes_out_what_is_not_needed():
+def test_repairing_takes_out_what_is_not_needed():
     graph, costs = samples.training_chain(12)
     plain = simulate(graph, costs, Schedule.keep_all(graph))
     problem = Problem(graph, costs, plain.peak_bytes - 1)
