@@ -225,7 +225,7 @@ def scarce(rng):
 
 
 def moment_programs(seeds):
-    """Yield moment programs of tiny problems, with moments chosen by chance in an order of their own, and the optimum."""
+    """Yield moment programs of tiny problems, with moments chosen at random in any order, and the optimum."""
     for seed in seeds:
         graph, costs = (random_graph if seed % 4 == 0 else scarce_graph)(seed)
         peak = Problem(graph, costs, 1).baseline.peak_bytes
