@@ -45,14 +45,14 @@ def test_a_process_of_its_own_proves_the_same(problem):
         assert stages(there, problem) == expected
         assert expected[-1].bound > 0
         assert (there.rerun_ops, there.done) == (here.rerun_ops, here.done)
-        assert there.suggestion is not None
-        verify(problem.graph, there.suggestion)
+        assert there.suggested_schedule is not None
+        verify(problem.graph, there.suggested_schedule)
         assert there._selector is None
         # Another problem, with less memory, starts over.
         tighter = Problem(problem.graph, problem.costs, problem.budget_bytes * 9 // 10)
         assert stages(there, tighter)[-1].bound > expected[-1].bound
         there.set_problem(None)
-        assert (there.problem, there.proof.bound, there.solution, there.suggestion) == (None, 0.0, frozenset(), None)
+        assert (there.problem, there.proof.bound, there.solution, there.suggested_schedule) == (None, 0.0, frozenset(), None)
     assert process.returncode is not None
 
 
