@@ -169,7 +169,7 @@ def test_refined_bounds_never_exceed_the_optimum(monkeypatch):
 
 def test_moments_with_which_fractions_say_no_more_help_whole_numbers(monkeypatch):
     lift_limits(monkeypatch)
-    monkeypatch.setattr(moment_selection, "INTEGERS", replace(INTEGERS, much_gain=-1.0, far=0.0))
+    monkeypatch.setattr(moment_selection, "INTEGERS", replace(INTEGERS, much_gain=-1.0, repeat_min_gap=0.0))
     better = worse = 0
     for _, problem, optimum in feasible_cases(200):
         found = []

@@ -113,7 +113,7 @@ class _IntegerGain:
         if program.bound >= enough or program.bound + max(INTEGERS.typical_gain, self.most) < proof.bound:
             return False
         large = num_ops > INTEGERS.many_ops and program.num_rows > INTEGERS.many_rows
-        wide = self.with_several and enough - program.bound > INTEGERS.wide_gap
+        wide = self.with_several and enough - program.bound > INTEGERS.max_gap
         in_vain = len(program.moments) > 1 and self.most < INTEGERS.typical_gain
         return not (in_vain and (large or wide))
 
@@ -174,7 +174,7 @@ class MomentSelector:
             self.stage = Stage.GROWING
         elif program is before:
             work = None if work is None else INTEGERS.repeat_work * work
-            is_far = INTEGERS.far < limits.enough - self.proof.bound < UNLIMITED
+            is_far = INTEGERS.repeat_min_gap < limits.enough - self.proof.bound < UNLIMITED
             self.stage = Stage.REPEATED if is_far and self.stage is Stage.GROWING else Stage.DONE
         if not self.done:
             self._solve(program, replace(limits, work=work), deadline)
@@ -235,7 +235,7 @@ class MomentSelector:
 
     def _grown_unseen(self, program: _Relaxed, limits: Limits, deadline: float) -> _Relaxed:
         """Add the neediest candidates, far from the bound: integers can prove more where fractions do not."""
-        if limits.enough - self.proof.bound > INTEGERS.far and program.can_grow(GROWTH.unseen_moments):
+        if limits.enough - self.proof.bound > INTEGERS.repeat_min_gap and program.can_grow(GROWTH.unseen_moments):
             needy = self._distant(sorted(self._gains, key=lambda op: -self._lifetimes.own[op]), program.moments)
             if needy:
                 return self._relax((*program.history, *needy[: GROWTH.unseen_moments]), deadline)

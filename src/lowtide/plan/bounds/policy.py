@@ -81,17 +81,18 @@ class IntegerPolicy:
             that the relaxation does not ask for.
         many_rows: Programs with several moments and more rows than this get less work, which does little for them.
         many_ops: Above this number of ops, such programs are not solved in integers where that has added little.
-        wide_gap: Nor are programs whose relaxation is farther than this from the schedule.
-        far: A program to which no moment can be added is solved again, once, if the schedule is farther than this.
-        repeat_work: How many times the usual work it gets then.
+        max_gap: Nor are programs whose relaxation is farther than this from the schedule.
+        repeat_min_gap: If the schedule is farther than this from the bound, a program to which no moment can be added is
+            solved again, once, or gets moments that the relaxation does not ask for.
+        repeat_work: How many times the usual work a program gets that is solved again.
     """
 
     typical_gain: float = 0.005
     much_gain: float = 0.01
     many_rows: int = 5_000
     many_ops: int = 1_000
-    wide_gap: float = 0.04
-    far: float = 0.02
+    max_gap: float = 0.04
+    repeat_min_gap: float = 0.02
     repeat_work: float = 1.7
 
 
