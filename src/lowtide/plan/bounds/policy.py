@@ -82,7 +82,7 @@ class IntegerPolicy:
         many_rows: Programs with several moments and more rows than this get less work, which does little for them.
         many_ops: Above this number of ops, such programs are not solved in integers where that has added little.
         max_gap: Nor are programs whose relaxation is farther than this from the schedule.
-        repeat_min_gap: If the schedule is farther than this from the bound, a program to which no moment can be added is
+        repeat_min_gap: If the schedule is farther than this from the bound, a program that no moment can be added to is
             solved again, once, or gets moments that the relaxation does not ask for.
         repeat_work: How many times the usual work a program gets that is solved again.
     """
