@@ -7,14 +7,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from common import Row, leaving_when_told
 from lowtide.errors import LowtideError, PlannerRefusedError
 from lowtide.plan import registry
-from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
@@ -121,11 +120,11 @@ def _stop(each: _Running) -> None:
 
 
 def planned(problem: Problem, planner: str, starts: tuple[Schedule, ...] | None = None) -> Row:
-    """Return what `planner` makes of `problem`; given `starts`, `auto` uses them and adds its schedule."""
+    """Return what `planner` makes of `problem`; given `starts`, it may use them, and the row has its schedule."""
     started = time.perf_counter()
     asked = registry.get(planner)
-    if isinstance(asked, Auto) and starts is not None:
-        asked = replace(asked, starts=starts)
+    if starts is not None:
+        asked = asked.with_starts(starts)
     try:
         plan = solve(problem, asked, throw=False)
     except PlannerRefusedError as error:

@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 import lowtide
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.orders.reordered_problem import View
-from lowtide.plan.orders.reorderings import delayed
+from lowtide.plan.orders.reordering import ReorderedProblem, delayed
 from lowtide.plan.registry import get
 from lowtide.progress import Progress, silent
 from lowtide.schedule.expand import expand
@@ -25,7 +24,7 @@ STEPS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class DropEverything(AbstractPlanner):
-    """Keep nothing that may be recomputed; with `again`, recompute it for every reader anew. The hardest test."""
+    """Keep nothing that may be recomputed; with `again`, recompute it for every reader restart. The hardest test."""
 
     again: bool = False
 
@@ -44,8 +43,8 @@ class Tightest(AbstractPlanner):
     def propose(self, problem: Problem, progress: Progress = silent) -> Proposal:
         graph = problem.graph
         order = delayed(graph, outputs=True) if self.waiting else range(len(graph.ops))
-        view = View.of(replace(problem, budget_bytes=1), order)
-        return Proposal(view.outward(get("greedy").propose(view.problem, progress).schedule))
+        reordered = ReorderedProblem.of(replace(problem, budget_bytes=1), order)
+        return Proposal(reordered.to_given(get("greedy").propose(reordered.problem, progress).schedule))
 
 
 @dataclass

@@ -110,8 +110,8 @@ def test_known_schedules_are_never_lost():
     graph, costs = samples.unet(4)
     peak = Problem(graph, costs, 1).baseline.peak_bytes
     tight = solve(Problem(graph, costs, int(0.55 * peak)), AUTO, throw=False)
-    idle = replace(AUTO, planners={"keep_all": KeepAll()}, effort=0.0, starts=(tight.schedule,))
-    roomy = solve(Problem(graph, costs, int(0.6 * peak)), idle)
+    without_search = replace(AUTO, planners={"keep_all": KeepAll()}, effort=0.0, starts=(tight.schedule,))
+    roomy = solve(Problem(graph, costs, int(0.6 * peak)), without_search)
     assert roomy.overhead <= tight.overhead
 
 
@@ -159,3 +159,67 @@ def test_a_little_effort_proves_something():
     problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes // 2)
     proposal = replace(AUTO, effort=0.3, gap=0.0).propose(problem)
     assert proposal.bound > 0
+
+
+def small_overhead():
+    """Return a problem whose least overhead is a fraction of the usual gap."""
+    graph, costs = samples.transformer(8)
+    return Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes * 97 // 100)
+
+
+def test_a_small_overhead_is_not_accepted_without_a_proof():
+    plan = solve(small_overhead(), AUTO)
+    assert 0 < plan.overhead < AUTO.gap
+    assert plan.bound >= 0.85 * plan.overhead
+
+
+def test_the_choice_is_what_is_done():
+    graph, costs = samples.transformer(10)
+    problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes // 2)
+    lines = []
+    auto = replace(AUTO, effort=0.1)
+    auto.propose(problem, lines.append)
+    choice = auto.choose(problem)
+    asked = [line.removeprefix("auto: asking ") for line in lines if line.startswith("auto: asking ")]
+    assert tuple(asked) == choice.asked
+    assert dict(choice.left_out)["greedy"] == "its descents are tried in all orders instead"
+    assert choice.asked_if_nothing_fits == ("dtr",)
+    assert set(choice.asked) | set(choice.asked_if_nothing_fits) | set(dict(choice.left_out)) == set(AUTO.planners)
+
+
+def sized(num_ops, **options):
+    """Return the choice for a graph of about so many ops."""
+    graph, costs = samples.training_chain(num_ops // 2)
+    return replace(AUTO, **options).choose(Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes - 1))
+
+
+def test_the_choice_depends_on_size_effort_and_time():
+    small, medium, large, huge, beyond = (sized(n) for n in (100, 400, 1_500, 5_000, 7_000))
+    assert (small.own_process, medium.own_process, beyond.own_process) == (False, True, False)
+    assert (huge.proves, beyond.proves) == (True, False)
+    assert (large.other_orders, huge.other_orders) == (True, False)
+    assert small.num_rounds(1.0) > small.num_rounds(0.0) == 3 > huge.num_rounds(0.0) == 1
+    assert small.gap == medium.gap == AUTO.gap < large.gap
+    assert medium.stop_gap(1.0) == AUTO.gap > medium.stop_gap(0.001) > 0
+    assert "chen_greedy" in large.asked
+    assert "chen_greedy" in dict(huge.left_out)
+    assert not sized(400, time_limit=1.0).own_process
+    assert not sized(400, effort=0).proves
+    assert sized(1_500, effort=10).num_polishes > large.num_polishes
+
+
+def test_a_choice_can_be_printed():
+    assert "process of its own" in str(sized(400))
+    assert "not chen_greedy: too slow above 4,000 ops" in str(sized(5_000))
+    assert "none: the effort is 0" in str(sized(100, effort=0))
+    graph, costs = samples.chain(10)
+    assert "nothing to do" in str(AUTO.choose(Problem(graph, costs, 10**9)))
+    assert "only another order may fit" in str(AUTO.choose(Problem(graph, costs, 1)))
+
+
+def test_effort_and_starts_are_for_planners_that_know_them():
+    schedule = Schedule.keep_all(samples.chain(3)[0])
+    assert AUTO.with_effort(2.0) == replace(AUTO, effort=2.0)
+    assert AUTO.with_starts([schedule]) == replace(AUTO, starts=(schedule,))
+    other = KeepAll()
+    assert other.with_effort(2.0) is other.with_starts([schedule]) is other.choose(small_overhead()) is other

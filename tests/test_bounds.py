@@ -1,6 +1,7 @@
 """Bounds against the true optimum, which brute force finds on tiny graphs."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,14 +10,15 @@ import pytest
 
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
-from lowtide.plan.bounds import moment_selection as refine
-from lowtide.plan.bounds import row_generation as cutting
-from lowtide.plan.bounds.integer_program import Limits, Program, Relaxation, Row
+from lowtide.plan.bounds import moment_selection, row_generation
+from lowtide.plan.bounds.integer_program import IntegerProgram, Limits, Relaxation, Row
 from lowtide.plan.bounds.least_peak import least_peak_bytes
-from lowtide.plan.bounds.lifetimes import Timeline
-from lowtide.plan.bounds.moment_program import Reruns, Window
+from lowtide.plan.bounds.lifetimes import Lifetimes
+from lowtide.plan.bounds.moment_program import MomentProgram, RepeatedRunRows
 from lowtide.plan.bounds.overhead_bound import overhead_bound
+from lowtide.plan.bounds.policy import CANDIDATES, GROWTH, INTEGERS, ROWS
 from lowtide.plan.bounds.relaxed_solution import schedule_of
+from lowtide.plan.bounds.row_generation import RowGenerator
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.brute_force import BruteForce
 from lowtide.plan.planners.greedy import Greedy
@@ -116,8 +118,8 @@ def test_no_bound_exceeds_the_optimum(start):
         assert not breaches(problem, bound, optimum), seed
         tried += 1
         close += bound.infeasible if optimum is None else bound.overhead > optimum - 1e-3
-        for hint in bound.hints:
-            verify(problem.graph, schedule_of(problem.graph, hint))
+        for solution in bound.solutions:
+            verify(problem.graph, schedule_of(problem.graph, solution))
     assert tried >= 80
     assert close >= 0.8 * tried
 
@@ -135,21 +137,21 @@ def test_a_wrong_bound_is_caught():
 
 def lift_limits(monkeypatch):
     """On tiny graphs all first runs are neighbours, and few are needy."""
-    for name, value in {"_DISTANCE": 1, "_APART": 0.0, "_NEEDY": 0.1, "_CLOSE": 1}.items():
-        monkeypatch.setattr(refine, name, value)
+    near = replace(CANDIDATES, min_distance=1, new_distance_share=0.0, needy_share=0.1, needy_distance=1)
+    monkeypatch.setattr(moment_selection, "CANDIDATES", near)
 
 
 def refined(problem, optimum, rounds=3):
-    """Return the refiner after some rounds, none of which may prove more than there is."""
-    refiner = refine.Refiner(problem)
-    assert refiner.glance(seconds=60.0).bound <= optimum + 1e-5
+    """Return the selector after some rounds, none of which may prove more than there is."""
+    selector = moment_selection.MomentSelector(problem)
+    assert selector.quick_bound(seconds=60.0).bound <= optimum + 1e-5
     known = Greedy().propose(problem).schedule
     for _ in range(rounds):
-        refiner.advance(Limits(work=1.0, enough=optimum + 1.0), known)
-        assert refiner.proof.bound <= optimum + ROUNDING
-        if refiner.done:
+        selector.advance(Limits(work=1.0, enough=optimum + 1.0), known)
+        assert selector.proof.bound <= optimum + ROUNDING
+        if selector.done:
             break
-    return refiner
+    return selector
 
 
 def feasible_cases(number):
@@ -167,13 +169,12 @@ def test_refined_bounds_never_exceed_the_optimum(monkeypatch):
 
 def test_moments_with_which_fractions_say_no_more_help_whole_numbers(monkeypatch):
     lift_limits(monkeypatch)
-    monkeypatch.setattr(refine, "_WHOLE", -1.0)
-    monkeypatch.setattr(refine, "_FAR", 0.0)
+    monkeypatch.setattr(moment_selection, "INTEGERS", replace(INTEGERS, much_gain=-1.0, repeat_min_gap=0.0))
     better = worse = 0
     for _, problem, optimum in feasible_cases(200):
         found = []
         for unseen in (0, 2):
-            monkeypatch.setattr(refine, "_UNSEEN", unseen)
+            monkeypatch.setattr(moment_selection, "GROWTH", replace(GROWTH, unseen_moments=unseen))
             found.append(refined(problem, optimum, rounds=5).proof.bound)
         better += found[1] > found[0] + ROUNDING
         worse += found[1] < found[0] - ROUNDING
@@ -196,11 +197,11 @@ def test_moments_are_looked_for_where_a_schedule_has_nothing_to_spare():
     tight = Problem(graph, costs, Problem(graph, costs, 1).price(schedule).peak_bytes)
     assert tight.budget_bytes == 91
     # The repeated run of `wide`, which needs as much as `end` itself, counts for `end`; the first is for itself.
-    assert refine._highest(tight, schedule).tolist()[:3] == [10, 90, 85]
-    assert refine._highest(tight, schedule)[11] == 91
-    assert refine._scarce(tight, schedule) == [11, 1]
-    assert refine._scarce(Problem(graph, costs, 93), schedule) == [11]
-    assert refine._scarce(Problem(graph, costs, 96), schedule) == []
+    assert moment_selection._highest(tight, schedule).tolist()[:3] == [10, 90, 85]
+    assert moment_selection._highest(tight, schedule)[11] == 91
+    assert moment_selection._scarce(tight, schedule) == [11, 1]
+    assert moment_selection._scarce(Problem(graph, costs, 93), schedule) == [11]
+    assert moment_selection._scarce(Problem(graph, costs, 96), schedule) == []
 
 
 def scarce_graph(seed):
@@ -223,8 +224,8 @@ def scarce(rng):
     return {"seconds": float(rng.randint(1, 9)), "workspace_bytes": rng.choice((0, 0, 20, 40))}
 
 
-def windows(seeds):
-    """Yield windows of tiny problems, with moments chosen by chance in an order of their own, and the optimum."""
+def moment_programs(seeds):
+    """Yield moment programs of tiny problems, with moments chosen at random in any order, and the optimum."""
     for seed in seeds:
         graph, costs = (random_graph if seed % 4 == 0 else scarce_graph)(seed)
         peak = Problem(graph, costs, 1).baseline.peak_bytes
@@ -235,44 +236,46 @@ def windows(seeds):
         problem = Problem(graph, costs, rng.randint(least, least + (peak - least) // 2))
         optimum = optimum_of(problem)
         moments = rng.sample(range(len(graph.ops)), rng.randint(1, len(graph.ops)))
-        yield seed, Timeline.of(problem), moments, optimum
+        yield seed, Lifetimes.of(problem), moments, optimum
 
 
 @pytest.mark.parametrize("again", [0, 12])
-def test_windows_of_many_moments_prove_no_more_than_is_true(monkeypatch, again):
-    monkeypatch.setattr(cutting, "_AGAIN_PER_ROUND", again)
+def test_programs_of_many_moments_prove_no_more_than_is_true(monkeypatch, again):
+    monkeypatch.setattr(row_generation, "ROWS", replace(ROWS, repeated_runs_per_round=again))
     ranged = runs = 0
-    for seed, timeline, moments, optimum in windows(range(400)):
-        cutter = cutting.Cutter(Window(timeline, moments))
-        assert cutter.relax().bound <= optimum + 1e-5, seed
-        assert cutter.solve(Limits(work=1.0)).bound <= optimum + ROUNDING, seed
-        ranged += len(cutter.window._ranges()) > 1
-        runs += bool(cutter.again)
+    for seed, lifetimes, moments, optimum in moment_programs(range(400)):
+        generator = RowGenerator(MomentProgram(lifetimes, moments))
+        assert generator.relax().bound <= optimum + 1e-5, seed
+        assert generator.solve(Limits(work=1.0)).bound <= optimum + ROUNDING, seed
+        ranged += len(generator.moment_program._ranges()) > 1
+        runs += bool(generator.again)
     assert ranged > 50
     assert (runs > 5) == bool(again)
 
 
-def relaxed_bounds(timeline, moments):
+def relaxed_bounds(lifetimes, moments):
     """Return the bounds of relaxations with ever more of the moments."""
-    return [cutting.Cutter(Window(timeline, moments[:count])).relax().bound for count in range(1, len(moments) + 1)]
+    return [
+        RowGenerator(MomentProgram(lifetimes, moments[:count])).relax().bound for count in range(1, len(moments) + 1)
+    ]
 
 
 def test_a_further_moment_never_weakens_a_relaxation(monkeypatch):
     """Of the rows of repeated runs this is not true: the time in which one happens is divided, too."""
-    monkeypatch.setattr(cutting, "_AGAIN_PER_ROUND", 0)
-    for seed, timeline, moments, _ in windows(range(200)):
-        bounds = relaxed_bounds(timeline, moments)
+    monkeypatch.setattr(row_generation, "ROWS", replace(ROWS, repeated_runs_per_round=0))
+    for seed, lifetimes, moments, _ in moment_programs(range(200)):
+        bounds = relaxed_bounds(lifetimes, moments)
         assert all(after >= before - 1e-5 for before, after in pairwise(bounds)), seed
 
 
 def test_ranges_of_intervals_make_relaxations_stronger(monkeypatch):
-    monkeypatch.setattr(cutting, "_AGAIN_PER_ROUND", 0)
+    monkeypatch.setattr(row_generation, "ROWS", replace(ROWS, repeated_runs_per_round=0))
     graph, costs = samples.transformer(4)
     problem = Problem(graph, costs, Problem(graph, costs, 1).baseline.peak_bytes // 4)
     moments = random.Random(0).sample(range(graph.num_forward, len(graph.ops)), 6)
-    strong = relaxed_bounds(Timeline.of(problem), moments)[-1]
-    monkeypatch.setattr(Window, "_ranges", lambda window: [])
-    assert strong > relaxed_bounds(Timeline.of(problem), moments)[-1] + 0.02
+    strong = relaxed_bounds(Lifetimes.of(problem), moments)[-1]
+    monkeypatch.setattr(MomentProgram, "_ranges", lambda moment_program: [])
+    assert strong > relaxed_bounds(Lifetimes.of(problem), moments)[-1] + 0.02
 
 
 def needy_run():
@@ -292,24 +295,24 @@ def test_rows_of_repeated_runs_prove_more_where_an_op_needs_much(monkeypatch):
     problem, moment = needy_run()
     bounds = []
     for again in (0, 12):
-        monkeypatch.setattr(cutting, "_AGAIN_PER_ROUND", again)
-        bounds.append(cutting.Cutter(Window(Timeline.of(problem), [moment])).solve(Limits()).bound)
+        monkeypatch.setattr(row_generation, "ROWS", replace(ROWS, repeated_runs_per_round=again))
+        bounds.append(RowGenerator(MomentProgram(Lifetimes.of(problem), [moment])).solve(Limits()).bound)
     assert bounds == pytest.approx([1 / 14, 9 / 14], abs=1e-5)
     assert optimum_of(problem) == pytest.approx(9 / 14)
 
 
 def test_a_wrong_row_of_repeated_runs_is_caught(monkeypatch):
     """Rows that also count what is alive at some time only exceed the optimum."""
-    monkeypatch.setattr(Reruns, "_through", lambda rows, run: np.ones(len(rows._value), dtype=bool))
+    monkeypatch.setattr(RepeatedRunRows, "_through", lambda rows, run: np.ones(len(rows._value), dtype=bool))
     caught = 0
-    for _, timeline, moments, optimum in windows(range(300)):
-        caught += cutting.Cutter(Window(timeline, moments)).solve(Limits(work=1.0)).bound > optimum + 1e-3
+    for _, lifetimes, moments, optimum in moment_programs(range(300)):
+        caught += RowGenerator(MomentProgram(lifetimes, moments)).solve(Limits(work=1.0)).bound > optimum + 1e-3
     assert caught > 3
 
 
 def random_program(rng):
     """Return a program whose rows hold where all variables are 1."""
-    program = Program()
+    program = IntegerProgram()
     for _ in range(8):
         program.variable(rng.random())
     for _ in range(5):
@@ -347,7 +350,7 @@ def test_any_multipliers_prove_a_bound_of_a_relaxation():
 
 
 def test_a_relaxation_without_a_solution_says_so():
-    program = Program()
+    program = IntegerProgram()
     program.variable(1.0)
     relaxation = Relaxation(program)
     relaxation.add([Row([0], [1.0], 2.0, float("inf"))])

@@ -94,6 +94,16 @@ def test_plan_as_json_leaves_stdout_to_the_machine(folder: Path, capsys: pytest.
     assert captured.err.splitlines()[-1] == "Wrote plan.json"
 
 
+def test_plan_says_what_the_planner_did_and_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "my_model.py:make", "--budget", "70%", "--costs", "analytic", "--out", "plan.json"]
+    assert main([*arguments, "-v"]) == 0
+    words = capsys.readouterr()
+    assert "asks      keep_all, drop_cheap" in words.err
+    assert "asks" not in words.out
+    assert main(["plan", "plan.json", "--verbose"]) == 0
+    assert "of the proved bound" in capsys.readouterr().err
+
+
 def test_plan_for_a_device(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "plan", "my_model.py:make", "--meta", "--device", "a100-80gb", "--optimizer", "sgd")
     assert "peak of training" in text

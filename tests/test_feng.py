@@ -28,10 +28,9 @@ from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.feng import Feng, Solver
 from lowtide.plan.planners.feng_chain import FengChain
 from lowtide.plan.planners.feng_division.chain import Row, cut, solve_chain
-from lowtide.plan.planners.feng_division.multigraph import Multigraph, topological_order
+from lowtide.plan.planners.feng_division.multigraph import Multigraph, tensor_view_of, topological_order
 from lowtide.plan.planners.feng_division.terms import Terms, spread
 from lowtide.plan.planners.feng_division.tree import divide
-from lowtide.plan.planners.feng_division.view import tensor_view_of
 from lowtide.plan.solve import solve
 from lowtide.schedule.verify import verify
 from strategies import problems

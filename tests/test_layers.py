@@ -25,7 +25,8 @@ LAYERS = {
         *("api", "chains", "integrations", "reproduce", "testing", "cli", "__main__"),
     ),
     "lowtide.plan": (
-        *("core", "diagnose", "search", "bounds", "orders", "planners", "auto", "registry", "solve", "plan_cache"),
+        *("core", "diagnose", "search", "bounds", "orders", "planners", "auto", "portfolio", "registry"),
+        *("solve", "plan_cache"),
     ),
     "lowtide.blocks": (
         *("policy", "refusals", "python_state", "block", "profile", "execute", "chain", "unroll", "layers"),

@@ -10,12 +10,11 @@ from lowtide.graph.build import GraphBuilder, check_graph
 from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome
-from lowtide.plan.orders.order_search import Sides, first_runs
-from lowtide.plan.orders.reordered_problem import View
-from lowtide.plan.orders.reorderings import delayed, releasing, without_idle_runs
+from lowtide.plan.orders.order_search import OrderSearch, first_runs
+from lowtide.plan.orders.reordering import ReorderedProblem, delayed, releasing, without_redundant_runs
 from lowtide.plan.planners.keep_all import KeepAll
-from lowtide.plan.search.edited_schedule import Timeline
-from lowtide.plan.search.local_search import Climb
+from lowtide.plan.search.edited_schedule import EditedSchedule
+from lowtide.plan.search.local_search import LocalSearch
 from lowtide.plan.solve import solve
 from lowtide.progress import silent
 from lowtide.schedule.steps import Schedule
@@ -39,18 +38,18 @@ def test_other_orders_are_legal(drawn, outputs, last):
 
 @RELAXED
 @given(st.data())
-def test_a_view_prices_as_the_problem_does(data):
+def test_a_reordered_problem_prices_as_the_problem_does(data):
     graph, costs = data.draw(graphs(max_ops=8))
     problem = Problem(graph, costs, 100)
-    view = View.of(problem, delayed(graph, outputs=True))
-    check_graph(view.problem.graph)
-    schedule = data.draw(schedules(view.problem.graph))
-    outward = view.outward(schedule)
-    verify(graph, outward)
-    assert problem.price(outward) == view.problem.price(schedule)
-    assert view.inward(outward) == schedule
+    reordered = ReorderedProblem.of(problem, delayed(graph, outputs=True))
+    check_graph(reordered.problem.graph)
+    schedule = data.draw(schedules(reordered.problem.graph))
+    to_given = reordered.to_given(schedule)
+    verify(graph, to_given)
+    assert problem.price(to_given) == reordered.problem.price(schedule)
+    assert reordered.from_given(to_given) == schedule
     ops = data.draw(st.sets(st.sampled_from(range(len(graph.ops)))))
-    assert view.ops_outward(view.ops_inward(ops)) == ops
+    assert reordered.ops_to_given(reordered.ops_from_given(ops)) == ops
 
 
 def early_bird():
@@ -68,7 +67,7 @@ def test_an_op_that_makes_much_waits_for_its_reader():
     graph, costs = early_bird()
     assert [graph.ops[op].name for op in delayed(graph, outputs=False)] == ["x", "large", "small", "early", "end"]
     problem = Problem(graph, costs, 1)
-    assert View.of(problem, delayed(graph, outputs=False)).problem.baseline.peak_bytes == 111
+    assert ReorderedProblem.of(problem, delayed(graph, outputs=False)).problem.baseline.peak_bytes == 111
     assert problem.baseline.peak_bytes == 210
 
 
@@ -85,14 +84,14 @@ def test_without_idle_runs_a_schedule_is_legal_and_no_dearer(data):
     graph, costs = data.draw(graphs(max_ops=8))
     problem = Problem(graph, costs, 100)
     schedule = data.draw(schedules(graph))
-    shorter = without_idle_runs(graph, schedule)
+    shorter = without_redundant_runs(graph, schedule)
     verify(graph, shorter)
     before, after = problem.price(schedule), problem.price(shorter)
     assert after.peak_bytes <= before.peak_bytes
     assert after.seconds <= before.seconds + 1e-9
     assert set(shorter.forward) == set(schedule.forward)
     assert set(shorter.backward) == set(schedule.backward)
-    assert without_idle_runs(graph, shorter) == shorter
+    assert without_redundant_runs(graph, shorter) == shorter
 
 
 def two_readers():
@@ -116,25 +115,25 @@ def test_an_op_waits_whose_result_nobody_reads_before_it_is_made_again():
     steps = ["grad", "of_wide", "active", "of_weight", "of_wide", "of_x"]
     schedule = Schedule(tuple(graph.forward), tuple(ops[name] for name in steps))
     verify(graph, schedule)
-    shorter = without_idle_runs(graph, schedule)
+    shorter = without_redundant_runs(graph, schedule)
     assert [graph.ops[op].name for op in shorter.backward] == ["grad", "active", "of_weight", "of_wide", "of_x"]
     assert shorter.forward == schedule.forward
     # What somebody reads meanwhile stays, and so does what must run once or draws random numbers.
     read = Schedule(schedule.forward, (*schedule.backward[:2], ops["of_x"], *schedule.backward[2:-1]))
     verify(graph, read)
-    assert without_idle_runs(graph, read) == read
+    assert without_redundant_runs(graph, read) == read
     for mark in ({"random": True}, {"first_run_only": frozenset(graph.ops[ops["of_wide"]].outputs)}):
         marked = replace(graph, ops=tuple(replace(op, **mark) if op.name == "of_wide" else op for op in graph.ops))
-        assert without_idle_runs(marked, schedule) == schedule
+        assert without_redundant_runs(marked, schedule) == schedule
 
 
 def test_backward_lets_gradients_go_early():
     graph, costs = two_readers()
     released = [graph.ops[op].name for op in releasing(graph)]
     assert released == ["x", "wide", "active", "loss", "grad", "of_weight", "of_wide", "of_x"]
-    view = View.of(Problem(graph, costs, 1), releasing(graph))
+    reordered = ReorderedProblem.of(Problem(graph, costs, 1), releasing(graph))
     # Beside what is kept of forward, one large value less is alive at the worst moment.
-    assert (Problem(graph, costs, 1).baseline.peak_bytes, view.problem.baseline.peak_bytes) == (311, 212)
+    assert (Problem(graph, costs, 1).baseline.peak_bytes, reordered.problem.baseline.peak_bytes) == (311, 212)
     # Ops that must run once stay in their order.
     fixed = tuple(replace(op, pinned="it has an effect") if op.name.startswith("of_w") else op for op in graph.ops)
     order = [graph.ops[op].name for op in releasing(replace(graph, ops=fixed))]
@@ -192,25 +191,25 @@ def test_both_sides_keep_the_best_of_what_they_were_offered(data):
     peak = Problem(graph, costs, 1).baseline.peak_bytes
     assume(peak > 1)
     problem = Problem(graph, costs, data.draw(st.integers(1, peak - 1)))
-    sides = Sides(problem, seed=0)
+    search = OrderSearch(problem, seed=0)
     offered = data.draw(schedules(graph))
-    sides.offer(offered)
-    sides.look_around(given=False, until=float("inf"), progress=silent)
+    search.offer(offered)
+    search.explore(descend_in_given=False, deadline=float("inf"), progress=silent)
     late = data.draw(schedules(graph))
-    sides.offer(late)
+    search.offer(late)
     for schedule in (offered, late):
         trace = problem.price(schedule)
-        assert sides.fits or sides.peak_bytes <= trace.peak_bytes
+        assert search.fits or search.peak_bytes <= trace.peak_bytes
         if problem.fits(trace):
-            assert sides.fits
-            assert sides.overhead <= problem.overhead(trace) + 1e-9
+            assert search.fits
+            assert search.overhead <= problem.overhead(trace) + 1e-9
     best = None
-    for anew in (False, True, False, False):
-        sides.improve(2_000, anew=anew, until=float("inf"))
-        verify(graph, sides.schedule)
-        trace = problem.price(sides.schedule)
-        assert (sides.fits, sides.peak_bytes) == (problem.fits(trace), trace.peak_bytes)
-        key = (not sides.fits, problem.overhead(trace) if sides.fits else trace.peak_bytes)
+    for restart in (False, True, False, False):
+        search.improve(2_000, restart=restart, deadline=float("inf"))
+        verify(graph, search.schedule)
+        trace = problem.price(search.schedule)
+        assert (search.fits, search.peak_bytes) == (problem.fits(trace), trace.peak_bytes)
+        key = (not search.fits, problem.overhead(trace) if search.fits else trace.peak_bytes)
         assert best is None or key <= (best[0], best[1] + 1e-9)
         best = key
 
@@ -226,30 +225,30 @@ def test_a_schedule_that_comes_late_counts_at_once(monkeypatch):
     (end,) = builder.add_op("end", [early, small, y], [("end", 1)])
     problem = Problem(builder.build(outputs=[end]), builder.costs(), 170)
     module = importlib.import_module("lowtide.plan.orders.order_search")
-    monkeypatch.setattr(module, "descents", lambda facts, limit, first: [])
-    monkeypatch.setattr(module, "go_low", lambda facts, limit: (Timeline(facts), False))
-    sides = Sides(problem, seed=0)
-    sides.look_around(given=False, until=float("inf"), progress=silent)
-    assert (sides.fits, sides.is_given, sides.peak_bytes) == (False, False, 211)
+    monkeypatch.setattr(module, "descents", lambda arrays, limit, first: [])
+    monkeypatch.setattr(module, "descend_low", lambda arrays, limit: (EditedSchedule(arrays), False))
+    search = OrderSearch(problem, seed=0)
+    search.explore(descend_in_given=False, deadline=float("inf"), progress=silent)
+    assert (search.fits, search.is_given, search.peak_bytes) == (False, False, 211)
     late = Schedule((0, 1, 2, 3, 4, 2, 1, 5), ())
     verify(problem.graph, late)
-    sides.offer(late)
-    assert (sides.fits, sides.is_given, sides.schedule) == (True, True, late)
+    search.offer(late)
+    assert (search.fits, search.is_given, search.schedule) == (True, True, late)
 
 
 def test_a_side_that_is_far_behind_gets_no_work(monkeypatch):
     graph, costs = early_bird()
     problem = Problem(graph, costs, 120)
-    sides = Sides(problem, seed=0)
-    sides.look_around(given=False, until=float("inf"), progress=silent)
-    assert sides.fits
-    assert not sides.is_given
-    assert list(first_runs(sides.schedule)) != sorted(first_runs(sides.schedule))
+    search = OrderSearch(problem, seed=0)
+    search.explore(descend_in_given=False, deadline=float("inf"), progress=silent)
+    assert search.fits
+    assert not search.is_given
+    assert list(first_runs(search.schedule)) != sorted(first_runs(search.schedule))
     assert first_runs(Schedule.keep_all(graph)) == tuple(range(len(graph.ops)))
     searched = []
-    monkeypatch.setattr(Climb, "improve", lambda climb, *_, **__: searched.append(climb))
+    monkeypatch.setattr(LocalSearch, "improve", lambda search, *_, **__: searched.append(search))
     for _ in range(4):
-        sides.improve(1_000, until=float("inf"))
+        search.improve(1_000, deadline=float("inf"))
     assert len(set(map(id, searched))) == 1
 
 
@@ -260,9 +259,9 @@ def test_known_schedules_in_another_order_get_a_side_of_it():
     known = Schedule(order, ())
     verify(graph, known)
     assert problem.fits(problem.price(known))
-    sides = Sides(problem, seed=0)
+    search = OrderSearch(problem, seed=0)
     for _ in range(2):
-        sides.take(known)
-        assert (sides.fits, sides.is_given, sides.schedule) == (True, False, known)
-        assert sides.view.order == order
-        assert len(sides._sides) == 2
+        search.offer_in_own_order(known)
+        assert (search.fits, search.is_given, search.schedule) == (True, False, known)
+        assert search.reordered.order == order
+        assert len(search._orders) == 2

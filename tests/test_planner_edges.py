@@ -17,7 +17,6 @@ from lowtide.graph.build import MOST_BYTES, GraphBuilder
 from lowtide.graph.costs import MOST_SECONDS, Costs
 from lowtide.graph.ir import Graph
 from lowtide.plan import registry
-from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome, Plan
@@ -33,8 +32,7 @@ NAMES = [name for name in registry.names() if name != "auto_thorough"]
 
 def planner_of(name: str) -> AbstractPlanner:
     """Return the planner of that name; `auto` with little effort, for speed."""
-    planner = registry.get(name)
-    return replace(planner, effort=0.2) if isinstance(planner, Auto) else planner
+    return registry.get(name).with_effort(0.2)
 
 
 def layers(n: int, *, size: int = 100, seconds: float = 1.0, **marks: Any) -> Sample:

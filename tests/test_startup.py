@@ -68,3 +68,16 @@ assert main(["compare", {str(path)!r}, "--planners", "greedy", "chen_sqrt"]) == 
 assert main(["plan", {str(path)!r}]) == 0
 """
     assert "torch" not in modules_after(code)
+
+
+def test_a_ready_schedule_is_priced_without_any_planner() -> None:
+    code = """
+import lowtide
+from lowtide.graph import samples
+graph, costs = samples.training_chain(6)
+lowtide.solve(lowtide.Problem(graph, costs, 10_000), lowtide.Schedule.keep_all(graph))
+"""
+    planners = ("lowtide.plan.planners.", "lowtide.plan.auto.", "lowtide.plan.bounds.", "lowtide.plan.search.")
+    assert not [name for name in modules_after(code) if name.startswith(planners)]
+    named = code.replace("lowtide.Schedule.keep_all(graph)", "'keep_all'")
+    assert [name for name in modules_after(named) if name.startswith(planners)]

@@ -12,7 +12,6 @@ from lowtide.files import write_json
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
 from lowtide.plan import registry
-from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome
@@ -196,8 +195,8 @@ def compare_planners(
             progress(f"{name} at {labels[index]}, {number} of {len(limits) * len(asked)}")
             row, schedule = _row(problems[index], labels[index], name, planner, progress)
             found.append(row)
-            if isinstance(planner, Auto) and row.fits and schedule is not None:
-                asked[name] = replace(planner, starts=(schedule,))
+            if row.fits and schedule is not None:
+                asked[name] = planner.with_starts((schedule,))
         # What one planner proved about a budget holds for all that keep the given order; others may be faster.
         bound = max((row.bound for row in found if row.bound is not None), default=None)
         rows[index] = [replace(row, bound=_at_most(bound, row)) for row in found]

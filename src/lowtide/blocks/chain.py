@@ -38,7 +38,6 @@ from lowtide.errors import (
     LowtideError,
 )
 from lowtide.plan import registry
-from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
@@ -296,9 +295,7 @@ class PlannedBlocks:
 
 def _with_less_effort(planner: AbstractPlanner) -> AbstractPlanner:
     """Return `planner`, or `auto` with less effort if the user did not set its effort."""
-    if planner is registry.get("auto") and isinstance(planner, Auto):
-        return replace(planner, effort=PLANNING.auto_effort)
-    return planner
+    return planner.with_effort(PLANNING.auto_effort) if planner is registry.get("auto") else planner
 
 
 def _as_run(made: ChainGraph, problem: Problem, plan: Plan) -> Plan:

@@ -7,6 +7,7 @@ A plan is a JSON file that lowtide.wrap(model, plan="plan.json") uses without pl
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from lowtide.cli.common import (
 )
 from lowtide.cli.models import load_case
 from lowtide.errors import InvalidOptionError
+from lowtide.plan import registry
 from lowtide.plan.core.module_table import module_rows
 from lowtide.plan.core.result import Plan
 from lowtide.report.write import check_report_path
@@ -47,6 +49,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_optimizer(parser)
     add_planning(parser)
     add_output(parser, out="save the plan here, as JSON")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what the planner did and why, on stderr")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report: .html, .png, .svg or .txt")
 
 
@@ -57,6 +60,8 @@ def run(options: argparse.Namespace) -> int:
     if options.report is not None:
         check_report_path(options.report)
     plan = _plan(options)
+    if options.verbose and plan.planner in registry.names():
+        print(f"{plan.planner}:", registry.get(plan.planner).choose(plan.problem), sep="\n", file=sys.stderr)
     if options.out is not None:
         plan.save(options.out)
     if options.report is not None:

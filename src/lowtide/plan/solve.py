@@ -40,8 +40,9 @@ def solve(
         asked: The budget in the user's words, for the error's message, if the problem's is what is left of it.
     """
     check_graph(problem.graph)
+    name, found = _named(planner)
     started = time.perf_counter()
-    name, proposal = _ask(problem, planner, progress)
+    proposal = Proposal(found) if isinstance(found, Schedule) else _ask(problem, name, found, progress)
     seconds = time.perf_counter() - started
     try:
         verify(problem.graph, proposal.schedule)
@@ -64,21 +65,24 @@ def solve(
     return plan
 
 
-def _ask(problem: Problem, planner: str | AbstractPlanner | Schedule, progress: Progress) -> tuple[str, Proposal]:
+def _named(planner: str | AbstractPlanner | Schedule) -> tuple[str, AbstractPlanner | Schedule]:
+    """Return the name of a planner or ready schedule, and itself."""
     if isinstance(planner, Schedule):
-        return "ready schedule", Proposal(planner)
+        return "ready schedule", planner
     if isinstance(planner, str):
-        name, planner = registry.normalise(planner), registry.get(planner)
-    elif isinstance(planner, AbstractPlanner):
-        name = registry.name_of(planner)
-    else:
-        raise InvalidOptionError(
-            f"The planner is {planner!r:.80}; it must be a planner, a Schedule or one of {', '.join(registry.names())}."
-        )
+        return registry.normalise(planner), registry.get(planner)
+    if isinstance(planner, AbstractPlanner):
+        return registry.name_of(planner), planner
+    raise InvalidOptionError(
+        f"The planner is {planner!r:.80}; it must be a planner, a Schedule or one of {', '.join(registry.names())}."
+    )
+
+
+def _ask(problem: Problem, name: str, planner: AbstractPlanner, progress: Progress) -> Proposal:
     reason = planner.supports(problem)
     if reason is not None:
         raise PlannerRefusedError(f"Planner {name!r} cannot serve this problem: {reason}.")
-    return name, planner.propose(problem, progress)
+    return planner.propose(problem, progress)
 
 
 def _outcome(problem: Problem, proposal: Proposal, *, fits: bool) -> Outcome:

@@ -1,7 +1,7 @@
-"""A linear program in whole numbers, most of them 0 or 1, and proved lower bounds on its minimum.
+"""An integer program, its linear relaxation, and proved lower bounds on its minimum. Most variables are 0 or 1.
 
-CP-SAT of OR-Tools solves it in integers, rounded so that its bound holds without any tolerance, and stops early when
-told so. What it is without whole numbers is in `relaxation`.
+CP-SAT of OR-Tools solves the program, with numbers rounded so that its bound holds without any tolerance, and stops
+early when told so. GLOP solves the relaxation; the bound is certified from its dual values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-# Units per whole in programs of whole numbers: of costs, and of shares of the budget.
-_WHOLE = 1_000_000
-FREE = float("inf")
+# The integer solver counts costs and shares of the budget in millionths.
+_UNITS = 1_000_000
+UNLIMITED = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Answer:
     """
 
     bound: float
-    value: float = FREE
+    value: float = UNLIMITED
     point: Floats | None = None
     seconds: float = 0.0
     work: float = 0.0
@@ -44,7 +44,7 @@ class Answer:
     @property
     def infeasible(self) -> bool:
         """Whether it is proved that there is no solution."""
-        return self.bound == FREE
+        return self.bound == UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Limits:
         enough: The search ends when the bound is proved to be at least this.
     """
 
-    seconds: float = FREE
+    seconds: float = UNLIMITED
     work: float | None = None
     gap: float = 0.0
-    enough: float = FREE
+    enough: float = UNLIMITED
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Row:
 
 
 @dataclass(slots=True)
-class Program:
+class IntegerProgram:
     """Minimise the cost of the variables, each between 0 and its `top`, within the rows."""
 
     cost: list[float] = field(default_factory=list)
@@ -91,12 +91,12 @@ class Program:
 
     def at_least(self, low: float, *terms: tuple[int, float]) -> None:
         """Demand that the sum of the terms, each a variable and its coefficient, is at least `low`."""
-        self.rows.append(Row([v for v, _ in terms], [c for _, c in terms], low, FREE))
+        self.rows.append(Row([v for v, _ in terms], [c for _, c in terms], low, UNLIMITED))
 
     def solve(self, more: Iterable[Row] = (), *, limits: Limits | None = None) -> Answer:
         """Return the answer of the program, with the rows `more` added.
 
-        The solver counts in whole numbers: costs and the coefficients of upper limits are rounded down and the limits
+        The solver counts in integers: costs and the coefficients of upper limits are rounded down and the limits
         themselves up, so its bound holds for the program as it is. If the bound reaches `limits.enough` there is no
         point in the answer.
         """
@@ -107,18 +107,18 @@ class Program:
         model = cp_model.CpModel()
         variables = [model.new_int_var(0, int(top), "") for top in self.top]
         for row in (*self.rows, *more):
-            model.add(_whole_row(row, variables))
-        prices = [int(cost * _WHOLE) for cost in self.cost]
+            model.add(_integer_row(row, variables))
+        prices = [int(cost * _UNITS) for cost in self.cost]
         total = cp_model.LinearExpr.weighted_sum(variables, prices)
-        if limits.enough != FREE:
-            model.add(total <= math.floor(limits.enough * _WHOLE))
+        if limits.enough != UNLIMITED:
+            model.add(total <= math.floor(limits.enough * _UNITS))
         model.minimize(total)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.linearization_level = 2
         solver.parameters.random_seed = 1
-        solver.parameters.absolute_gap_limit = limits.gap * _WHOLE
-        if limits.seconds != FREE:
+        solver.parameters.absolute_gap_limit = limits.gap * _UNITS
+        if limits.seconds != UNLIMITED:
             solver.parameters.max_time_in_seconds = max(0.01, limits.seconds)
         if limits.work is not None:
             solver.parameters.max_deterministic_time = limits.work
@@ -126,22 +126,22 @@ class Program:
         taken, work = time.perf_counter() - started, float(solver.response_proto.deterministic_time)
         if status == cp_model.INFEASIBLE:
             return Answer(limits.enough, seconds=taken, work=work)
-        bound = max(0.0, solver.best_objective_bound / _WHOLE)
+        bound = max(0.0, solver.best_objective_bound / _UNITS)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return Answer(bound, seconds=taken, work=work)
         point = np.array([solver.value(variable) for variable in variables], dtype=np.float64)
         return Answer(bound, float(np.dot(point, self.cost)), point, taken, work)
 
 
-def _whole_row(row: Row, variables: Sequence[Any]) -> Any:
-    """Return the row for the solver of whole numbers."""
+def _integer_row(row: Row, variables: Sequence[Any]) -> Any:
+    """Return the row for the integer solver."""
     from ortools.sat.python import cp_model
 
     chosen = [variables[v] for v in row.variables]
-    if row.high == FREE:
+    if row.high == UNLIMITED:
         return cp_model.LinearExpr.weighted_sum(chosen, [int(c) for c in row.coefficients]) >= int(row.low)
-    coefficients = [math.floor(c * _WHOLE) for c in row.coefficients]
-    return cp_model.LinearExpr.weighted_sum(chosen, coefficients) <= math.ceil(row.high * _WHOLE)
+    coefficients = [math.floor(c * _UNITS) for c in row.coefficients]
+    return cp_model.LinearExpr.weighted_sum(chosen, coefficients) <= math.ceil(row.high * _UNITS)
 
 
 # The solver compares with absolute tolerances, so costs are given to it in thousandths.
@@ -157,7 +157,7 @@ class Relaxation:
     make than most solutions take to find.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: IntegerProgram) -> None:
         from ortools.math_opt import parameters_pb2  # type: ignore[import-untyped]
         from ortools.math_opt.core.python import solver  # type: ignore[import-untyped]
 
@@ -172,7 +172,7 @@ class Relaxation:
         """Add `rows`."""
         self._pending += rows
 
-    def solve(self, *, seconds: float = FREE) -> Answer:
+    def solve(self, *, seconds: float = UNLIMITED) -> Answer:
         """Return the answer with the rows added so far."""
         from ortools.math_opt import callback_pb2, model_parameters_pb2, result_pb2
 
@@ -187,7 +187,7 @@ class Relaxation:
         )
         taken = time.perf_counter() - started
         if result.termination.reason == result_pb2.TERMINATION_REASON_INFEASIBLE:
-            return Answer(FREE, seconds=taken)
+            return Answer(UNLIMITED, seconds=taken)
         if result.termination.reason != result_pb2.TERMINATION_REASON_OPTIMAL:
             return Answer(0.0, seconds=taken)
         primal, dual = result.solutions[0].primal_solution, result.solutions[0].dual_solution
@@ -230,12 +230,12 @@ def _parameters(seconds: float) -> Any:
     parameters = parameters_pb2.SolveParametersProto(
         random_seed=1, lp_algorithm=parameters_pb2.LP_ALGORITHM_DUAL_SIMPLEX, presolve=parameters_pb2.EMPHASIS_OFF
     )
-    if seconds != FREE:
+    if seconds != UNLIMITED:
         parameters.time_limit.FromTimedelta(datetime.timedelta(seconds=max(0.01, seconds)))
     return parameters
 
 
-def _model(program: Program) -> Any:
+def _model(program: IntegerProgram) -> Any:
     """Return the program in the solver's form."""
     from ortools.math_opt import model_pb2
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lowtide.plan.bounds.lifetimes import Timeline
+from lowtide.plan.bounds.lifetimes import Lifetimes
 from lowtide.plan.core.problem import Problem
 
 
@@ -17,15 +17,15 @@ def least_peak_bytes(problem: Problem) -> int:
     to backward, and every value that is due later and that no repeated run can make. When forward ends its outputs and
     all that it hands over are there, and when the step ends all outputs are.
     """
-    timeline = Timeline.of(problem)
-    change = np.zeros(timeline.num_ops + 1)
-    for value, due in enumerate(timeline.due):
-        if due and not timeline.again[value]:
+    lifetimes = Lifetimes.of(problem)
+    change = np.zeros(lifetimes.num_ops + 1)
+    for value, due in enumerate(lifetimes.due):
+        if due and not lifetimes.again[value]:
             for start, end in pairwise(due):
-                change[start // 2 + 1] += timeline.bytes[value]
-                change[(end + 1) // 2] -= timeline.bytes[value]
+                change[start // 2 + 1] += lifetimes.bytes[value]
+                change[(end + 1) // 2] -= lifetimes.bytes[value]
     ends = [
-        sum(timeline.bytes[value] for value, due in enumerate(timeline.due) if timeline.is_fixed(value, instant))
-        for instant in (timeline.forward_end, timeline.end)
+        sum(lifetimes.bytes[value] for value, due in enumerate(lifetimes.due) if lifetimes.is_fixed(value, instant))
+        for instant in (lifetimes.forward_end, lifetimes.end)
     ]
-    return int(np.max(timeline.own + np.cumsum(change)[:-1], initial=max(ends)))
+    return int(np.max(lifetimes.own + np.cumsum(change)[:-1], initial=max(ends)))

@@ -16,17 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.graph.ir import Graph, OpId, ValueId
+from lowtide.plan.bounds.policy import PROGRAM
 from lowtide.plan.core.problem import Problem
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Values so small that all of them together are below this share of the budget count nothing, which only lowers a bound.
-_NEGLIGIBLE = 1e-4
-
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class Lifetimes:
     """Facts about a problem.
 
     Attributes:
@@ -68,8 +66,8 @@ class Timeline:
     cost: list[float]
 
     @staticmethod
-    def of(problem: Problem) -> Timeline:
-        """Return the timeline of `problem`."""
+    def of(problem: Problem) -> Lifetimes:
+        """Return the lifetimes of the values of `problem`."""
         graph, costs = problem.graph, problem.costs
         producer = [-1 if value.producer is None else value.producer for value in graph.values]
         size = _sizes(graph, problem.budget_bytes)
@@ -85,7 +83,7 @@ class Timeline:
             for workspace, touched in zip(costs.workspace_bytes, touched_again, strict=True)
         ]
         base = problem.baseline.seconds
-        return Timeline(
+        return Lifetimes(
             num_ops=len(graph.ops),
             forward_end=forward_end,
             end=end,
@@ -112,7 +110,7 @@ class Timeline:
 def _sizes(graph: Graph, budget: int) -> list[int]:
     """Return the size of every value, 0 for inputs and for the smallest, negligible ones."""
     size = [0 if value.producer is None else value.bytes for value in graph.values]
-    left = _NEGLIGIBLE * budget
+    left = PROGRAM.negligible_share * budget
     for value in sorted(range(len(size)), key=size.__getitem__):
         left -= size[value]
         if left < 0:

@@ -1,4 +1,6 @@
-"""A program whose minimum no schedule can beat: what is alive at some chosen moments, what runs again between them.
+"""The moment program: an integer program whose minimum no schedule can beat.
+
+It says what is alive at some chosen moments and what runs again between them.
 
 The *moments* are first runs of ops. They cut the step into intervals; interval 0 ends at the first moment. Variables,
 all 0 or 1:
@@ -15,35 +17,34 @@ Rows, each of them true in every schedule whose first runs are in the given orde
 - An op that runs again in interval `i` reads values that were alive at the interval's beginning, or are due or produced
   in the interval, or whose op runs again in it.
 - [Memory] At every first run the bytes carried across it, beside what it reads, writes and uses itself, are within the
-  budget; at moments those of all values alive. So they are at repeated runs (see `reruns`).
+  budget; at moments those of all values alive. So they are at repeated runs (see `RepeatedRunRows`).
 - [Ranges] The first and second also hold for neighbouring intervals taken together: all from one on, and those that
-  were one interval before a later moment divided it. Whole numbers obey this anyway; the linear relaxation is much
+  were one interval before a later moment divided it. Integers obey this anyway; the linear relaxation is much
   stronger with it, and a further moment hardly ever weakens it.
 
-The sum of seconds of repeated runs is minimised. One moment gives the program of `design`: what is alive at that moment
+The sum of seconds of repeated runs is minimised. One moment gives the simplest program: what is alive at that moment
 against what runs again after it, with the memory rows of all other instants added.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.plan.bounds.integer_program import Program, Row
-from lowtide.plan.bounds.lifetimes import Floats, Timeline
+from lowtide.plan.bounds.integer_program import IntegerProgram, Row
+from lowtide.plan.bounds.lifetimes import Floats, Lifetimes
+from lowtide.plan.bounds.policy import ROWS
 
 # The variable of what is always 1.
 SURE = -1
 # Rows are loosened by this share of the budget, so that a solution that just fits is inside every tolerance.
 LOOSE = 1e-6
-# A row counts as broken if it is exceeded by this share of the budget; one of a run that hardly happens does not count.
-_BROKEN = 1e-3
-_HARDLY = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RepeatedRun:
     """An op that runs again between two instants if a sum of variables, each with a coefficient, is 1."""
 
     op: OpId
@@ -66,59 +67,59 @@ class Again:
     terms: tuple[tuple[int, float], ...]
 
 
-class Reruns:
-    """The memory rows of the repeated runs of a window."""
+class RepeatedRunRows:
+    """The memory rows of the repeated runs of a moment program."""
 
-    def __init__(self, timeline: Timeline, lives: Sequence[Life], runs: Iterable[Again]) -> None:
-        self._timeline = timeline
+    def __init__(self, lifetimes: Lifetimes, lives: Sequence[Life], runs: Iterable[RepeatedRun]) -> None:
+        self._lifetimes = lifetimes
         self._runs = list(runs)
         self._value = np.array([life.value for life in lives], dtype=np.int64)
         self._variable = np.array([life.variable for life in lives], dtype=np.int64)
         self._start = np.array([life.start for life in lives], dtype=np.int64)
         self._end = np.array([life.end for life in lives], dtype=np.int64)
-        self._bytes = np.array([timeline.bytes[life.value] for life in lives], dtype=np.float64)
+        self._bytes = np.array([lifetimes.bytes[life.value] for life in lives], dtype=np.float64)
 
-    def broken(self, point: Floats, known: Iterable[int], count: int) -> dict[int, Row]:
-        """Return up to `count` rows that `point` breaks most and that are not `known`, by number, one for each time."""
+    def violated(self, point: Floats, known: Iterable[int], count: int) -> dict[int, Row]:
+        """Return up to `count` rows, none `known`, that `point` violates most, by number, one for each time."""
         share = np.ones(len(self._variable))
         is_open = self._variable != SURE
         share[is_open] = point[self._variable[is_open]]
         size = share * self._bytes
-        budget, known = self._timeline.budget_bytes, set(known)
+        budget, known = self._lifetimes.budget_bytes, set(known)
         beside: dict[tuple[int, int], float] = {}
         worst: dict[tuple[int, int], tuple[float, int]] = {}
         for number, run in enumerate(self._runs):
             happens = sum(c * (1.0 if v == SURE else float(point[v])) for v, c in run.terms)
-            if happens < _HARDLY or number in known:
+            if happens < ROWS.min_share or number in known:
                 continue
             time = (run.start, run.end)
             if time not in beside:
                 beside[time] = float(size[self._through(run)].sum())
             own = self._own(run) * happens
             # Most are within the budget even if what the op touches is counted twice.
-            if own + beside[time] <= (1 + _BROKEN) * budget:
+            if own + beside[time] <= (1 + ROWS.repeated_tolerance) * budget:
                 continue
             excess = own + float(size[self._beside(run)].sum()) - budget
-            if excess > _BROKEN * budget and (time not in worst or excess > worst[time][0]):
+            if excess > ROWS.repeated_tolerance * budget and (time not in worst or excess > worst[time][0]):
                 worst[time] = excess, number
         chosen = sorted(worst.values(), key=lambda found: (-found[0], found[1]))[:count]
         return {number: self._row(self._runs[number]) for _, number in chosen}
 
-    def _own(self, run: Again) -> float:
-        timeline = self._timeline
-        stays = timeline.lasting_bytes if run.start > timeline.forward_end else 0
-        return float(timeline.own_again[run.op] + stays)
+    def _own(self, run: RepeatedRun) -> float:
+        lifetimes = self._lifetimes
+        stays = lifetimes.lasting_bytes if run.start > lifetimes.forward_end else 0
+        return float(lifetimes.own_again[run.op] + stays)
 
-    def _through(self, run: Again) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _through(self, run: RepeatedRun) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return which lives last all through the time of `run`."""
         return (self._start <= run.start) & (self._end >= run.end)
 
-    def _beside(self, run: Again) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _beside(self, run: RepeatedRun) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Return which of these are of values that the op of `run` does not touch."""
-        return self._through(run) & ~np.isin(self._value, self._timeline.touched_again[run.op])
+        return self._through(run) & ~np.isin(self._value, self._lifetimes.touched_again[run.op])
 
-    def _row(self, run: Again) -> Row:
-        beside, budget = self._beside(run), self._timeline.budget_bytes
+    def _row(self, run: RepeatedRun) -> Row:
+        beside, budget = self._beside(run), self._lifetimes.budget_bytes
         sure = beside & (self._variable == SURE)
         high = budget - float(self._bytes[sure].sum())
         coefficients: dict[int, float] = {}
@@ -134,7 +135,7 @@ class Reruns:
         return Row(list(coefficients), shares, -float("inf"), high / budget + LOOSE)
 
 
-class Window:
+class MomentProgram:
     """The program for given moments.
 
     Attributes:
@@ -146,32 +147,32 @@ class Window:
         carried: For a value and one of its points, the variable that says whether it is carried to its next point.
     """
 
-    def __init__(self, timeline: Timeline, moments: Iterable[OpId]) -> None:
-        self.timeline = timeline
+    def __init__(self, lifetimes: Lifetimes, moments: Iterable[OpId]) -> None:
+        self.lifetimes = lifetimes
         self.history = tuple(dict.fromkeys(moments))
         self.moments = tuple(sorted(self.history))
-        self.program = Program()
+        self.program = IntegerProgram()
         self.alive: dict[tuple[int, ValueId], int] = {}
         self.rerun: dict[tuple[int, OpId], int] = {}
         self.carried: dict[tuple[ValueId, int], int] = {}
         self._instants = [2 * op for op in self.moments]
-        self._tight = _TightRows(timeline)
+        self._tight = _TightRows(lifetimes)
         self._lives: list[Life] = []
         # Those of them with first runs between whose memory is scarce.
         self._counting: list[Life] = []
-        self._again: list[Again] = []
+        self._again: list[RepeatedRun] = []
         self._gains: dict[tuple[int, OpId], dict[ValueId, list[tuple[int, int]]]] = {}
         self._todo: list[tuple[int, OpId]] = []
         self._ranged: dict[tuple[int, int, OpId], int] = {}
-        for value, due in enumerate(timeline.due):
+        for value, due in enumerate(lifetimes.due):
             if due:
                 self._follow(value, due)
         self._feed()
         self._add_ranges()
         self._price()
-        own_lives = [(life.variable, life.start, life.end, timeline.bytes[life.value]) for life in self._counting]
-        self._memory = _Memory(timeline, [*own_lives, *self._moment_lives()])
-        self._reruns = Reruns(timeline, self._lives, [*self._again, *self._runs_in_intervals()])
+        own_lives = [(life.variable, life.start, life.end, lifetimes.bytes[life.value]) for life in self._counting]
+        self._memory = _Memory(lifetimes, [*own_lives, *self._moment_lives()])
+        self._reruns = RepeatedRunRows(lifetimes, self._lives, [*self._again, *self._runs_in_intervals()])
 
     @property
     def intervals(self) -> range:
@@ -183,12 +184,12 @@ class Window:
         return self._memory.during(point)
 
     def memory_row(self, op: OpId) -> Row | None:
-        """Return the memory row at the first run of `op`, or None if no solution breaks it."""
+        """Return the memory row at the first run of `op`, or None if no solution violates it."""
         return self._memory.row(op)
 
     def rows_again(self, point: Floats, known: Iterable[int], count: int) -> dict[int, Row]:
-        """Return up to `count` memory rows of repeated runs that `point` breaks, by number, but no `known` one."""
-        return self._reruns.broken(point, known, count)
+        """Return up to `count` memory rows of repeated runs that `point` violates, by number, but no `known` one."""
+        return self._reruns.violated(point, known, count)
 
     # [Values] points of every value and what happens between them
 
@@ -199,12 +200,12 @@ class Window:
 
     def _alive(self, value: ValueId, instant: int) -> int:
         """Return the variable that says whether `value` is alive at `instant`, one of its points."""
-        if self.timeline.is_fixed(value, instant):
+        if self.lifetimes.is_fixed(value, instant):
             return SURE
         key = (bisect_left(self._instants, instant), value)
         if key not in self.alive:
             self.alive[key] = self.program.variable()
-            last = self.timeline.due[value][-1]
+            last = self.lifetimes.due[value][-1]
             if instant > last:
                 # Kept, or made again, for the sake of repeated runs only.
                 before = self._instants[key[0] - 1] if key[0] else -1
@@ -214,9 +215,9 @@ class Window:
     def _add_life(self, value: ValueId, start: int, end: int) -> None:
         """Add what can happen to `value` between two neighbouring points of it."""
         at_start, at_end = self._alive(value, start), self._alive(value, end)
-        timeline, add = self.timeline, self.program.at_least
+        lifetimes, add = self.lifetimes, self.program.at_least
         free = not self._tight.between(start, end)
-        if not timeline.again[value]:
+        if not lifetimes.again[value]:
             if at_start != SURE:
                 add(*((1.0, (at_start, 1.0)) if at_end == SURE else (0.0, (at_start, 1.0), (at_end, -1.0))))
             carried = at_end
@@ -228,14 +229,14 @@ class Window:
                 if other != SURE:
                     add(0.0, (other, 1.0), (carried, -1.0))
             self._add_gain(value, start, at_end, carried)
-            self._again.append(Again(timeline.producer[value], start, end, ((at_end, 1.0), (carried, -1.0))))
+            self._again.append(RepeatedRun(lifetimes.producer[value], start, end, ((at_end, 1.0), (carried, -1.0))))
         self._lives.append(Life(value, carried, start, end))
         if not free:
             self._counting.append(self._lives[-1])
 
     def _add_gain(self, value: ValueId, start: int, at_end: int, carried: int) -> None:
         """Note that the op of `value` runs again after `start` if the value is alive in the end but not carried."""
-        key = (bisect_right(self._instants, start), self.timeline.producer[value])
+        key = (bisect_right(self._instants, start), self.lifetimes.producer[value])
         rerun = self._rerun(*key)
         self._gains.setdefault(key, {}).setdefault(value, []).append((at_end, carried))
         low, terms = _gain([(at_end, carried)])
@@ -258,23 +259,23 @@ class Window:
                 continue
             start = self._instants[interval - 1]
             end = self._end(interval)
-            for value in self.timeline.reads[op]:
-                due = self.timeline.due[value]
+            for value in self.lifetimes.reads[op]:
+                due = self.lifetimes.due[value]
                 later = bisect_left(due, start)
                 if later < len(due) and due[later] < end:
                     continue
-                self._need(value, start, self.rerun[interval, op], lambda k, i=interval: self._rerun(i, k))
+                self._need(value, start, self.rerun[interval, op], partial(self._rerun, interval))
 
-    def _need(self, value: ValueId, start: int, reader: int, rerun) -> None:  # type: ignore[no-untyped-def]
+    def _need(self, value: ValueId, start: int, reader: int, rerun: Callable[[OpId], int]) -> None:
         """Demand that `value` is alive at `start` or made by a later `rerun` if the variable `reader` is 1."""
-        if 2 * self.timeline.producer[value] > start:
+        if 2 * self.lifetimes.producer[value] > start:
             return
         alive = self._alive(value, start)
         if alive == SURE:
             return
         terms = [(alive, 1.0)]
-        if self.timeline.again[value]:
-            terms.append((rerun(self.timeline.producer[value]), 1.0))
+        if self.lifetimes.again[value]:
+            terms.append((rerun(self.lifetimes.producer[value]), 1.0))
         if reader == SURE:
             self.program.at_least(1.0, *terms)
         else:
@@ -287,11 +288,11 @@ class Window:
         ranges = self._ranges()
         for first, last in ranges:
             start, end = self._instants[first - 1], self._end(last)
-            for value, due in enumerate(self.timeline.due):
-                if due and 2 * self.timeline.producer[value] <= start:
+            for value, due in enumerate(self.lifetimes.due):
+                if due and 2 * self.lifetimes.producer[value] <= start:
                     later = bisect_right(due, start)
                     if later < len(due) and due[later] <= end:
-                        self._need(value, start, SURE, lambda k, a=first, b=last: self._ever(a, b, k))
+                        self._need(value, start, SURE, partial(self._ever, first, last))
         seen, done = 0, 0
         while True:
             self._feed()
@@ -306,8 +307,8 @@ class Window:
             done += len(fresh)
             for (first, last, op), variable in fresh:
                 start = self._instants[first - 1]
-                for value in self.timeline.reads[op]:
-                    self._need(value, start, variable, lambda k, a=first, b=last: self._ever(a, b, k))
+                for value in self.lifetimes.reads[op]:
+                    self._need(value, start, variable, partial(self._ever, first, last))
 
     def _ranges(self) -> list[tuple[int, int]]:
         """Return ranges of at least two intervals: the first and the last of each."""
@@ -324,7 +325,7 @@ class Window:
 
     def _end(self, interval: int) -> int:
         """Return the instant at which `interval` ends."""
-        return self._instants[interval] if interval < len(self._instants) else self.timeline.end
+        return self._instants[interval] if interval < len(self._instants) else self.lifetimes.end
 
     def _ever(self, first: int, last: int, op: OpId) -> int:
         """Return the variable that says whether `op` runs again in the intervals `first` to `last`."""
@@ -339,17 +340,17 @@ class Window:
                 self.program.at_least(0.0, (ever, 1.0), (run, -1.0))
         return self._ranged[key]
 
-    def _runs_in_intervals(self) -> Iterable[Again]:
+    def _runs_in_intervals(self) -> Iterable[RepeatedRun]:
         """Yield the repeated runs that happen somewhere in an interval; in the first, nothing is alive all through."""
         for (interval, op), variable in self.rerun.items():
             if interval:
-                yield Again(op, self._instants[interval - 1], self._end(interval), ((variable, 1.0),))
+                yield RepeatedRun(op, self._instants[interval - 1], self._end(interval), ((variable, 1.0),))
 
     # [Cost] seconds of repeated runs
 
     def _price(self) -> None:
         for key, rerun in self.rerun.items():
-            cost = self.timeline.cost[key[1]]
+            cost = self.lifetimes.cost[key[1]]
             several = [lives for lives in self._gains.get(key, {}).values() if len(lives) > 1]
             if not several:
                 self.program.cost[rerun] = cost
@@ -364,11 +365,11 @@ class Window:
         """Yield what counts at the moments alone: values alive, and generator states of later repeated runs."""
         for (moment, value), variable in self.alive.items():
             instant = self._instants[moment]
-            yield variable, instant - 1, instant + 1, self.timeline.bytes[value]
+            yield variable, instant - 1, instant + 1, self.lifetimes.bytes[value]
         for (interval, op), variable in self.rerun.items():
-            if interval and self.timeline.replay[op] and op <= self.moments[interval - 1]:
+            if interval and self.lifetimes.replay[op] and op <= self.moments[interval - 1]:
                 instant = self._instants[interval - 1]
-                yield variable, instant - 1, instant + 1, self.timeline.replay[op]
+                yield variable, instant - 1, instant + 1, self.lifetimes.replay[op]
 
 
 def _gain(lives: Sequence[tuple[int, int]]) -> tuple[float, list[tuple[int, float]]]:
@@ -386,14 +387,14 @@ def _gain(lives: Sequence[tuple[int, int]]) -> tuple[float, list[tuple[int, floa
 class _TightRows:
     """Which first runs exceed the budget if everything is kept that is due later: the others have no memory row."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, lifetimes: Lifetimes) -> None:
         lives = [
-            (SURE, start, end, float(timeline.bytes[value]))
-            for value, due in enumerate(timeline.due)
+            (SURE, start, end, float(lifetimes.bytes[value]))
+            for value, due in enumerate(lifetimes.due)
             for start, end in pairwise(due)
         ]
-        during = _Memory(timeline, lives).during(np.empty(0))
-        self._before = np.concatenate(([0], np.cumsum(during > timeline.budget_bytes)))
+        during = _Memory(lifetimes, lives).during(np.empty(0))
+        self._before = np.concatenate(([0], np.cumsum(during > lifetimes.budget_bytes)))
 
     def between(self, start: int, end: int) -> bool:
         """Whether there is such a row strictly between two instants."""
@@ -406,8 +407,8 @@ class _TightRows:
 class _Memory:
     """Bytes at every first run as a function of a solution."""
 
-    def __init__(self, timeline: Timeline, lives: Sequence[tuple[int, int, int, float]]) -> None:
-        self._timeline = timeline
+    def __init__(self, lifetimes: Lifetimes, lives: Sequence[tuple[int, int, int, float]]) -> None:
+        self._lifetimes = lifetimes
         self._variable = np.array([life[0] for life in lives], dtype=np.int64)
         # A life counts at the first runs strictly between its two instants.
         self._first = np.array([life[1] // 2 + 1 for life in lives], dtype=np.int64)
@@ -420,20 +421,20 @@ class _Memory:
         open_lives = self._variable != SURE
         share[open_lives] = point[self._variable[open_lives]]
         size = share * self._bytes
-        change = np.zeros(self._timeline.num_ops + 1)
+        change = np.zeros(self._lifetimes.num_ops + 1)
         np.add.at(change, self._first, size)
         np.subtract.at(change, self._stop, size)
-        during: Floats = self._timeline.own + np.cumsum(change)[:-1]
+        during: Floats = self._lifetimes.own + np.cumsum(change)[:-1]
         return during
 
     def row(self, op: OpId) -> Row | None:
         """Return the row that keeps the bytes at the first run of `op` within the budget, in shares of the budget."""
         here = (self._first <= op) & (op < self._stop)
         sure = here & (self._variable == SURE)
-        left = self._timeline.budget_bytes - self._timeline.own[op] - float(self._bytes[sure].sum())
+        left = self._lifetimes.budget_bytes - self._lifetimes.own[op] - float(self._bytes[sure].sum())
         here &= self._variable != SURE
         if float(self._bytes[here].sum()) <= left:
             return None
         variables: list[int] = self._variable[here].tolist()
-        coefficients: list[float] = (self._bytes[here] / self._timeline.budget_bytes).tolist()
-        return Row(variables, coefficients, -float("inf"), float(left) / self._timeline.budget_bytes + LOOSE)
+        coefficients: list[float] = (self._bytes[here] / self._lifetimes.budget_bytes).tolist()
+        return Row(variables, coefficients, -float("inf"), float(left) / self._lifetimes.budget_bytes + LOOSE)

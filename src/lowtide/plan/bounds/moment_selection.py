@@ -1,71 +1,32 @@
-"""Choosing moments: ever more of them, each time the one with which the linear relaxation says most."""
+"""Choosing the moments of the proof: ever more of them, each time the one with which the relaxation says most.
+
+A `MomentSelector` goes through these stages:
+
+- FIRST: it has no program. It takes the candidate whose relaxation proves most.
+- GROWING: each call adds moments to the program as long as its relaxation rises, and solves it in integers.
+- REPEATED: no moment could be added once, so the same program was solved again with more work.
+- DONE: the bound is high enough, or no moment could be added a second time.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from itertools import pairwise
 
 import numpy as np
 
 from lowtide.graph.ir import OpId
-from lowtide.plan.bounds.integer_program import FREE, Answer, Limits
-from lowtide.plan.bounds.lifetimes import Floats, Timeline
-from lowtide.plan.bounds.moment_program import Window
-from lowtide.plan.bounds.relaxed_solution import Hint, schedule_of
-from lowtide.plan.bounds.row_generation import Cutter
+from lowtide.plan.bounds.integer_program import UNLIMITED, Answer, Limits
+from lowtide.plan.bounds.lifetimes import Floats, Lifetimes
+from lowtide.plan.bounds.moment_program import MomentProgram
+from lowtide.plan.bounds.policy import CANDIDATES, GROWTH, INTEGERS
+from lowtide.plan.bounds.relaxed_solution import RelaxedSolution, schedule_of
+from lowtide.plan.bounds.row_generation import RowGenerator
 from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
-
-# How many candidates for moments each of both measures gives, and their least distance, in ops and as a share of all:
-# neighbours say the same.
-_CANDIDATES = 8
-_DISTANCE, _SPREAD = 4, 1 / 100
-# The least distance of further moments that are tried, from those of the proof and from each other, as such a share.
-_APART = 1 / 30
-# The more ops beyond this number, the fewer candidates.
-_FEW_OPS = 500
-# How many candidates are tried at most for each further moment, fewer in large graphs.
-_TRIED = 5
-# How many of them are where the last solution exceeds the budget.
-_OVERFLOWS = 2
-# The share of the budget from which on a schedule has next to nothing to spare.
-_SCARCE = 0.97
-# How many moments one stage adds at most, and by how much, as a share of the step, the relaxation must rise with each
-# but the first of them; a third of it if whole numbers add nothing.
-_MOST_AT_ONCE = 3
-_MUCH = 0.003
-# A stage adds no moment that brings less than this.
-_LITTLE = 2e-4
-# About the seconds that the relaxation of a program takes, in terms of its rows to the power of 1.5, and how many times
-# the work of whole numbers all relaxations of a stage may take.
-_SECONDS_OF_ROWS = 2.5e-7
-_RELAXING = 1.5
-# A program with more rows than this says too little for its time: no further moment is added to it.
-_MOST_ROWS = 60_000
-# First runs that need this share of what the neediest one needs may be moments so close to each other, in ops.
-_NEEDY = 0.8
-_CLOSE = 2
-# How many times the work of another program one gets in whole numbers to which no moment can be added, once, where the
-# schedule is farther from the bound than a share of the step.
-_WORK_AGAIN = 1.7
-_FAR = 0.02
-# How many moments a glance has.
-_GLANCED = 4
-# How far below the bound a relaxation may be for its program to be solved: whole numbers can add as much.
-_NEARLY = 0.005
-# Where whole numbers have added less, they are left out if the schedule is farther than this from the relaxation and
-# they have been tried with several moments, or if the graph has more ops than this and the program many rows.
-_WIDE = 0.04
-_MANY_OPS = 1_000
-# Where whole numbers have added this share of the step to a relaxation, they get more work and leave more to gain.
-_WHOLE = 0.01
-_WORK_WHOLE = 1.0
-# How many moments are added at once with which the relaxation says no more, where whole numbers have added much.
-_UNSEEN = 2
-# Programs with several moments and more rows than this get less work in whole numbers, which does little for them.
-_MANY_ROWS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,202 +36,260 @@ class Proof:
     Attributes:
         bound: No schedule has less overhead; infinite if none fits.
         moments: The moments of the program.
-        hint: The solution of the latest program that has one, or None.
+        solution: The solution of the latest program that has one, or None.
     """
 
     bound: float
     moments: tuple[OpId, ...]
-    hint: Hint | None = None
+    solution: RelaxedSolution | None = None
+
+
+class Stage(Enum):
+    """How far a `MomentSelector` has come; see the head of this file."""
+
+    FIRST = auto()
+    GROWING = auto()
+    REPEATED = auto()
+    DONE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class _Relaxed:
-    """A program and its relaxation."""
+    """A program and the answer of its linear relaxation."""
 
-    cutter: Cutter
+    generator: RowGenerator
     answer: Answer
 
     @property
+    def bound(self) -> float:
+        return self.answer.bound
+
+    @property
     def moments(self) -> tuple[OpId, ...]:
-        return self.cutter.window.moments
+        return self.generator.moment_program.moments
+
+    @property
+    def history(self) -> tuple[OpId, ...]:
+        return self.generator.moment_program.history
 
     @property
     def num_rows(self) -> int:
-        return len(self.cutter.window.program.rows)
+        return len(self.generator.moment_program.program.rows)
+
+    def can_grow(self, count: int) -> bool:
+        """Return whether the program would still say enough for its time with as many moments more."""
+        return self.num_rows / len(self.moments) * (len(self.moments) + count) <= GROWTH.max_rows
 
 
-class Refiner:
-    """Ever stronger proofs for one problem, whose budget is below the peak of plain training: more moments each time.
+@dataclass(frozen=True, slots=True)
+class _IntegerGain:
+    """What solving programs in integers has added to their relaxations.
+
+    Attributes:
+        most: The most that it has added.
+        with_several: Whether a program of several moments was solved.
+    """
+
+    most: float = 0.0
+    with_several: bool = False
+
+    @property
+    def is_much(self) -> bool:
+        return self.most > INTEGERS.much_gain
+
+    def after(self, program: _Relaxed, answer: Answer) -> _IntegerGain:
+        """Return what is known after `program` had that `answer` in integers."""
+        gained = min(1.0, answer.bound) - program.bound
+        return _IntegerGain(max(self.most, gained), self.with_several or len(program.moments) > 1)
+
+    def work(self, program: _Relaxed, work: float | None) -> float | None:
+        """Return how much of the `work` the program gets: less if it is large and integers have added little."""
+        if work is None or len(program.moments) == 1 or self.is_much:
+            return work
+        return work * min(1.0, INTEGERS.many_rows / max(1, program.num_rows))
+
+    def may_help(self, program: _Relaxed, proof: Proof, enough: float, num_ops: int) -> bool:
+        """Return whether solving `program` in integers may prove more than is proved, and is worth its time."""
+        if program.bound >= enough or program.bound + max(INTEGERS.typical_gain, self.most) < proof.bound:
+            return False
+        large = num_ops > INTEGERS.many_ops and program.num_rows > INTEGERS.many_rows
+        wide = self.with_several and enough - program.bound > INTEGERS.max_gap
+        in_vain = len(program.moments) > 1 and self.most < INTEGERS.typical_gain
+        return not (in_vain and (large or wide))
+
+
+class MomentSelector:
+    """Ever stronger proofs for one problem whose budget is below the peak of plain training.
 
     Attributes:
         proof: The best proof so far.
-        done: Whether another stage would bring nothing.
+        stage: How far it has come.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.proof = Proof(0.0, ())
-        self.done = False
+        self.stage = Stage.FIRST
         self._problem = problem
-        self._timeline = Timeline.of(problem)
-        candidates = _candidates(problem, self._timeline)
-        # What the relaxation gained with each candidate when it was last tried.
-        self._gains = dict.fromkeys(candidates, FREE)
-        own = self._timeline.own
+        self._lifetimes = Lifetimes.of(problem)
+        self._program: _Relaxed | None = None
+        self._integers = _IntegerGain()
+        candidates = _candidates(problem, self._lifetimes)
+        own = self._lifetimes.own
         most = max(own[op] for op in candidates)
-        needy = _scarcest(problem, own, _CLOSE, candidates)
-        self._needy = frozenset(op for op in (*candidates, *needy) if own[op] > _NEEDY * most)
-        self._gains |= {op: FREE for op in needy if op in self._needy}
-        self._latest: _Relaxed | None = None
-        self._again = False
-        # What whole numbers have added to a relaxation, and whether they were tried with several moments.
-        self._whole, self._tried = 0.0, False
+        needy = _scarcest(problem, own, CANDIDATES.needy_distance, candidates)
+        self._needy = frozenset(op for op in (*candidates, *needy) if own[op] > CANDIDATES.needy_share * most)
+        # What the relaxation gained with each candidate when it was last tried.
+        self._gains = dict.fromkeys(candidates, UNLIMITED)
+        self._gains |= {op: UNLIMITED for op in needy if op in self._needy}
 
-    def glance(self, *, seconds: float) -> Proof:
-        """Return what the relaxation says with a few moments that are likely to matter, without trying others."""
-        own, during = self._timeline.own, self._problem.baseline.bytes_during
+    @property
+    def done(self) -> bool:
+        """Whether another call of `advance` would prove nothing more."""
+        return self.stage is Stage.DONE
+
+    def quick_bound(self, *, seconds: float) -> Proof:
+        """Return what the relaxation proves with a few moments that are likely to matter, without trying others."""
+        own, during = self._lifetimes.own, self._problem.baseline.bytes_during
         needy = sorted(self._gains, key=lambda op: -own[op])
         full = sorted(self._gains, key=lambda op: -during[op])
-        moments = self._apart([needy[0], full[0], *needy], ())[:_GLANCED]
-        bound = self._relax(moments, time.perf_counter() + seconds).answer.bound
+        moments = self._distant([needy[0], full[0], *needy], ())[: GROWTH.quick_moments]
+        bound = self._relax(moments, time.perf_counter() + seconds).bound
         if bound > self.proof.bound:
-            self.proof = Proof(bound, tuple(sorted(moments)), self.proof.hint)
+            self.proof = Proof(bound, tuple(sorted(moments)), self.proof.solution)
         return self.proof
 
     def advance(self, limits: Limits, known: Schedule | None = None) -> Proof:
-        """Add moments, and return the best proof; the time of `limits` is for all of it.
+        """Add moments, solve the program, and return the best proof; the time of `limits` is for all of it.
 
         Where a `known` schedule, the best one there is, has no memory to spare, a moment may say much.
         """
         deadline = time.perf_counter() + limits.seconds
         for op in [] if known is None else _scarce(self._problem, known):
-            self._gains.setdefault(op, FREE)
-        before = self._latest
-        if before is None:
-            self._begin(limits, deadline)
-        else:
-            self._grow(before, limits, deadline)
-            if self._latest is before and self._whole > _WHOLE:
-                self._grow_unseen(before, limits, deadline)
-        latest = self._latest
-        assert latest is not None, "there is at least one candidate"
-        work = self._work(latest, limits)
-        if latest is before:
-            work = None if work is None else _WORK_AGAIN * work
-            self.done = self._again or not _FAR < limits.enough - self.proof.bound < FREE
-            self._again = True
+            self._gains.setdefault(op, UNLIMITED)
+        before = self._program
+        program = self._first(limits, deadline) if before is None else self._grown(before, limits, deadline)
+        self._program = program
+        work = self._integers.work(program, limits.work)
+        if self.stage is Stage.FIRST:
+            self.stage = Stage.GROWING
+        elif program is before:
+            work = None if work is None else INTEGERS.repeat_work * work
+            is_far = INTEGERS.repeat_min_gap < limits.enough - self.proof.bound < UNLIMITED
+            self.stage = Stage.REPEATED if is_far and self.stage is Stage.GROWING else Stage.DONE
         if not self.done:
-            self._solve(latest, replace(limits, work=work), deadline)
-        self.done |= self._is_enough(limits)
+            self._solve(program, replace(limits, work=work), deadline)
+        if self.proof.bound >= limits.enough or self.proof.bound == UNLIMITED:
+            self.stage = Stage.DONE
         return self.proof
 
-    def _begin(self, limits: Limits, deadline: float) -> None:
-        """Take the candidate whose relaxation says most."""
+    def _first(self, limits: Limits, deadline: float) -> _Relaxed:
+        """Return the program of the candidate whose relaxation proves most."""
+        best: _Relaxed | None = None
         for candidate in self._gains:
             relaxed = self._relax((candidate,), deadline)
-            self._gains[candidate] = relaxed.answer.bound
-            if self._latest is None or relaxed.answer.bound > self._latest.answer.bound:
-                self._latest = relaxed
-            if relaxed.answer.bound >= limits.enough or time.perf_counter() > deadline:
+            self._gains[candidate] = relaxed.bound
+            if best is None or relaxed.bound > best.bound:
+                best = relaxed
+            if relaxed.bound >= limits.enough or time.perf_counter() > deadline:
                 break
+        assert best is not None, "there is at least one candidate"
+        return best
 
-    def _grow(self, latest: _Relaxed, limits: Limits, deadline: float) -> None:
-        """Add those of the candidates with which the relaxation says most, one by one."""
-        left = FREE if limits.work is None else _RELAXING * limits.work
-        for number in range(_MOST_AT_ONCE):
-            best: _Relaxed | None = None
-            for candidate in self._to_try(latest):
-                # With more moments a candidate rarely brings more than it did before.
-                if best is not None and self._gains.get(candidate, FREE) < best.answer.bound - latest.answer.bound:
-                    continue
-                relaxed = self._relax((*latest.cutter.window.history, candidate), deadline)
-                left -= _SECONDS_OF_ROWS * relaxed.num_rows**1.5
-                self._gains[candidate] = relaxed.answer.bound - latest.answer.bound
-                if best is None or relaxed.answer.bound > best.answer.bound:
-                    best = relaxed
-                if left <= 0 or time.perf_counter() > deadline or relaxed.answer.bound >= limits.enough:
-                    break
-            needed = _LITTLE if not number else _MUCH if self._whole > _NEARLY else _MUCH / 3
-            if best is None or best.answer.bound < min(limits.enough, latest.answer.bound + needed):
-                return
-            self._latest = latest = best
-            if left <= 0 or time.perf_counter() > deadline or latest.answer.bound >= limits.enough:
-                return
+    def _grown(self, program: _Relaxed, limits: Limits, deadline: float) -> _Relaxed:
+        """Return the program with more moments, or the same if none is worth adding."""
+        before, left = program, UNLIMITED if limits.work is None else GROWTH.relaxing_share * limits.work
+        for number in range(GROWTH.max_added):
+            best, left = self._best_addition(program, limits, left, deadline)
+            if best is None or best.bound < min(limits.enough, program.bound + self._needed_gain(number)):
+                break
+            program = best
+            if left <= 0 or time.perf_counter() > deadline or program.bound >= limits.enough:
+                break
+        if program is before and self._integers.is_much:
+            return self._grown_unseen(program, limits, deadline)
+        return program
 
-    def _grow_unseen(self, latest: _Relaxed, limits: Limits, deadline: float) -> None:
-        """Add the neediest of the candidates, far from the bound: whole numbers can say more where fractions do not."""
-        if limits.enough - self.proof.bound > _FAR and self._can_grow(latest, _UNSEEN):
-            needy = self._apart(sorted(self._gains, key=lambda op: -self._timeline.own[op]), latest.moments)
+    def _best_addition(
+        self, program: _Relaxed, limits: Limits, left: float, deadline: float
+    ) -> tuple[_Relaxed | None, float]:
+        """Return the program with the candidate with which its relaxation proves most, and the work left."""
+        best: _Relaxed | None = None
+        for candidate in self._to_try(program):
+            # With more moments a candidate rarely brings more than it did before.
+            if best is not None and self._gains.get(candidate, UNLIMITED) < best.bound - program.bound:
+                continue
+            relaxed = self._relax((*program.history, candidate), deadline)
+            left -= GROWTH.seconds_per_row * relaxed.num_rows**GROWTH.row_exponent
+            self._gains[candidate] = relaxed.bound - program.bound
+            if best is None or relaxed.bound > best.bound:
+                best = relaxed
+            if left <= 0 or time.perf_counter() > deadline or relaxed.bound >= limits.enough:
+                break
+        return best, left
+
+    def _needed_gain(self, number: int) -> float:
+        """Return how much the relaxation must rise for the moment with that `number` of a stage."""
+        if not number:
+            return GROWTH.min_first_gain
+        return GROWTH.min_gain if self._integers.most > INTEGERS.typical_gain else GROWTH.min_gain_relaxed
+
+    def _grown_unseen(self, program: _Relaxed, limits: Limits, deadline: float) -> _Relaxed:
+        """Add the neediest candidates, far from the bound: integers can prove more where fractions do not."""
+        if limits.enough - self.proof.bound > INTEGERS.repeat_min_gap and program.can_grow(GROWTH.unseen_moments):
+            needy = self._distant(sorted(self._gains, key=lambda op: -self._lifetimes.own[op]), program.moments)
             if needy:
-                self._latest = self._relax((*latest.cutter.window.history, *needy[:_UNSEEN]), deadline)
+                return self._relax((*program.history, *needy[: GROWTH.unseen_moments]), deadline)
+        return program
 
-    def _can_grow(self, latest: _Relaxed, count: int) -> bool:
-        """Whether the program would still say enough for its time with as many moments more."""
-        return latest.num_rows / len(latest.moments) * (len(latest.moments) + count) <= _MOST_ROWS
-
-    def _to_try(self, latest: _Relaxed) -> list[OpId]:
+    def _to_try(self, program: _Relaxed) -> list[OpId]:
         """Return where a further moment may say most: where the last solution goes wrong, and where it said most."""
-        if not self._can_grow(latest, 1):
+        if not program.can_grow(1):
             return []
-        hint = self.proof.hint
-        overflow = [] if hint is None else _overflow(self._problem, hint)
+        solution = self.proof.solution
+        overflow = [] if solution is None else _overflow(self._problem, solution)
         order = sorted(self._gains, key=lambda candidate: -self._gains[candidate])
-        return self._apart((*overflow, *order), latest.moments)[: max(2, _fewer(_TRIED, self._problem))]
+        return self._distant((*overflow, *order), program.moments)[: max(2, _fewer(CANDIDATES.tried, self._problem))]
 
-    def _apart(self, candidates: Iterable[OpId], moments: Iterable[OpId]) -> list[OpId]:
+    def _distant(self, candidates: Iterable[OpId], moments: Iterable[OpId]) -> list[OpId]:
         """Return those of the candidates that are not close to a moment or to a candidate before them."""
-        least = _APART * len(self._problem.graph.ops)
+        usual = CANDIDATES.new_distance_share * len(self._problem.graph.ops)
         taken, found = list(moments), []
         for candidate in dict.fromkeys(candidates):
-            distance = _CLOSE if candidate in self._needy else least
+            distance = CANDIDATES.needy_distance if candidate in self._needy else usual
             if all(abs(candidate - other) >= distance for other in taken):
                 taken.append(candidate)
                 found.append(candidate)
         return found
 
     def _relax(self, moments: Iterable[OpId], deadline: float) -> _Relaxed:
-        cutter = Cutter(Window(self._timeline, moments))
-        return _Relaxed(cutter, cutter.relax(seconds=max(0.1, deadline - time.perf_counter())))
+        generator = RowGenerator(MomentProgram(self._lifetimes, moments))
+        return _Relaxed(generator, generator.relax(seconds=max(0.1, deadline - time.perf_counter())))
 
-    def _work(self, latest: _Relaxed, limits: Limits) -> float | None:
-        """Return how much work the program gets in whole numbers."""
-        if limits.work is None or len(latest.moments) == 1:
-            return limits.work
-        if self._whole > _WHOLE:
-            return _WORK_WHOLE * limits.work
-        return limits.work * min(1.0, _MANY_ROWS / max(1, latest.num_rows))
-
-    def _solve(self, latest: _Relaxed, limits: Limits, deadline: float) -> None:
-        """Solve a program in whole numbers if that may say more than is known."""
-        simple, answer = latest.answer, latest.answer
-        nearly = simple.bound + max(_NEARLY, self._whole) >= self.proof.bound
-        large = len(self._problem.graph.ops) > _MANY_OPS and latest.num_rows > _MANY_ROWS
-        wide = self._tried and limits.enough - simple.bound > _WIDE
-        in_vain = len(latest.moments) > 1 and self._whole < _NEARLY and (large or wide)
-        if nearly and simple.bound < limits.enough and not in_vain:
-            answer = latest.cutter.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter())))
-            self._whole = max(self._whole, min(1.0, answer.bound) - simple.bound)
-            self._tried |= len(latest.moments) > 1
+    def _solve(self, program: _Relaxed, limits: Limits, deadline: float) -> None:
+        """Take over what `program` proves, in integers if that may be more than is known."""
+        answer = program.answer
+        if self._integers.may_help(program, self.proof, limits.enough, len(self._problem.graph.ops)):
+            answer = program.generator.solve(replace(limits, seconds=max(0.1, deadline - time.perf_counter())))
+            self._integers = self._integers.after(program, answer)
         # A solution with fewer moments tells the search more than the rounded one of a solver that ran out of work.
-        hint = latest.cutter.hint(answer) or self.proof.hint or latest.cutter.hint(simple)
-        bound = max(answer.bound, simple.bound)
+        generator = program.generator
+        solution = generator.solution(answer) or self.proof.solution or generator.solution(program.answer)
+        bound = max(answer.bound, program.bound)
         if bound > self.proof.bound:
-            self.proof = Proof(bound, latest.moments, hint)
+            self.proof = Proof(bound, program.moments, solution)
         else:
-            self.proof = replace(self.proof, hint=hint)
-
-    def _is_enough(self, limits: Limits) -> bool:
-        return self.proof.bound >= limits.enough or self.proof.bound == FREE
+            self.proof = replace(self.proof, solution=solution)
 
 
-def _candidates(problem: Problem, timeline: Timeline) -> list[OpId]:
+def _candidates(problem: Problem, lifetimes: Lifetimes) -> list[OpId]:
     """Return first runs at which memory is scarce: most is alive in plain training, or most is needed whatever is kept.
 
     Of neighbours only the one where it is scarcest counts.
     """
     during = np.array(problem.baseline.bytes_during, dtype=np.float64)
     chosen = [int(np.argmax(during))]
-    distance = max(_DISTANCE, _SPREAD * len(during))
-    for bytes_at in (timeline.own, during):
+    distance = max(CANDIDATES.min_distance, CANDIDATES.min_distance_share * len(during))
+    for bytes_at in (lifetimes.own, during):
         chosen += _scarcest(problem, bytes_at, distance, chosen)
     return chosen
 
@@ -285,24 +304,24 @@ def _scarcest(problem: Problem, bytes_at: Floats, distance: float, chosen: Seque
         if during[op] <= problem.budget_bytes or any(abs(op - other) < distance for other in (*chosen, *found)):
             continue
         found.append(op)
-        if len(found) == _fewer(_CANDIDATES, problem):
+        if len(found) == _fewer(CANDIDATES.per_measure, problem):
             break
     return found
 
 
 def _fewer(count: int, problem: Problem) -> int:
     """Return `count`, or less for a large graph, whose programs take long."""
-    return max(1, min(count, count * _FEW_OPS // max(1, len(problem.graph.ops))))
+    return max(1, min(count, count * CANDIDATES.few_ops // max(1, len(problem.graph.ops))))
 
 
-def _overflow(problem: Problem, hint: Hint) -> list[OpId]:
-    """Return the first runs at which the schedule of `hint` exceeds the budget most, between two moments each."""
-    highest = _highest(problem, schedule_of(problem.graph, hint))
-    highest[list(hint.moments)] = 0
-    ends = [0, *sorted(hint.moments), len(highest)]
+def _overflow(problem: Problem, solution: RelaxedSolution) -> list[OpId]:
+    """Return the first runs at which the schedule of `solution` exceeds the budget most, between two moments each."""
+    highest = _highest(problem, schedule_of(problem.graph, solution))
+    highest[list(solution.moments)] = 0
+    ends = [0, *sorted(solution.moments), len(highest)]
     worst = [start + int(np.argmax(highest[start:end])) for start, end in pairwise(ends) if start < end]
     over = [op for op in worst if highest[op] > problem.budget_bytes]
-    return sorted(over, key=lambda op: -highest[op])[:_OVERFLOWS]
+    return sorted(over, key=lambda op: -highest[op])[: CANDIDATES.from_overflow]
 
 
 def _scarce(problem: Problem, schedule: Schedule) -> list[OpId]:
@@ -311,10 +330,10 @@ def _scarce(problem: Problem, schedule: Schedule) -> list[OpId]:
     Of neighbours only the one where it has least counts.
     """
     highest = _highest(problem, schedule)
-    distance = max(_DISTANCE, _SPREAD * len(highest))
+    distance = max(CANDIDATES.min_distance, CANDIDATES.min_distance_share * len(highest))
     chosen: list[OpId] = []
     for op in np.argsort(-highest, kind="stable").tolist():
-        if highest[op] < _SCARCE * problem.budget_bytes:
+        if highest[op] < CANDIDATES.scarce_share * problem.budget_bytes:
             break
         if all(abs(op - other) >= distance for other in chosen):
             chosen.append(op)

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from lowtide.graph.ir import OpId
 from lowtide.plan.bounds.integer_program import Limits
 from lowtide.plan.bounds.least_peak import least_peak_bytes
-from lowtide.plan.bounds.moment_selection import Proof, Refiner
-from lowtide.plan.bounds.relaxed_solution import Hint
+from lowtide.plan.bounds.moment_selection import MomentSelector, Proof
+from lowtide.plan.bounds.policy import PROGRAM
+from lowtide.plan.bounds.relaxed_solution import RelaxedSolution
 from lowtide.plan.core.problem import Problem
 from lowtide.progress import Progress, silent
-
-_GAP = 2e-4
-_WORK = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class Bound:
         infeasible: Whether it is proved that no such schedule fits the budget.
         moments: The ops at whose first runs the proof looks at what is alive.
         certificate: What is proved and for which schedules, for people.
-        hints: Solutions of the programs behind the proof, best bound first.
+        solutions: Solutions of the programs behind the proof, best bound first.
         seconds: Time taken.
     """
 
@@ -34,7 +32,7 @@ class Bound:
     infeasible: bool
     moments: tuple[OpId, ...]
     certificate: str
-    hints: tuple[Hint, ...] = ()
+    solutions: tuple[RelaxedSolution, ...] = ()
     seconds: float = 0.0
 
 
@@ -55,13 +53,15 @@ def overhead_bound(
     if least_peak_bytes(problem) > problem.budget_bytes:
         return _bound(problem, Proof(float("inf"), ()), started)
     deadline = float("inf") if seconds is None else started + seconds
-    refiner = Refiner(problem)
-    for _ in range(max(1, round(2 * effort))):
-        refiner.advance(Limits(seconds=deadline - time.perf_counter(), work=_WORK * effort, gap=_GAP))
-        progress(f"bound: {refiner.proof.bound:.2%} with {len(refiner.proof.moments)} moments")
-        if refiner.done or time.perf_counter() > deadline:
+    selector = MomentSelector(problem)
+    for _ in range(max(1, round(PROGRAM.bound_stages * effort))):
+        selector.advance(
+            Limits(seconds=deadline - time.perf_counter(), work=PROGRAM.bound_work * effort, gap=PROGRAM.bound_gap)
+        )
+        progress(f"bound: {selector.proof.bound:.2%} with {len(selector.proof.moments)} moments")
+        if selector.done or time.perf_counter() > deadline:
             break
-    return _bound(problem, refiner.proof, started)
+    return _bound(problem, selector.proof, started)
 
 
 def certificate(problem: Problem, overhead: float, moments: tuple[OpId, ...]) -> str:
@@ -85,6 +85,6 @@ def _bound(problem: Problem, proof: Proof, started: float) -> Bound:
         proof.bound == float("inf"),
         proof.moments,
         certificate(problem, proof.bound, proof.moments),
-        (proof.hint,) if proof.hint else (),
+        (proof.solution,) if proof.solution else (),
         time.perf_counter() - started,
     )

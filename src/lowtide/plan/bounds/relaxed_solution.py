@@ -1,4 +1,4 @@
-"""Solutions of a window in terms of the graph, and the schedules they suggest."""
+"""Solutions of a moment program in terms of the graph, and the schedules they suggest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lowtide.schedule.steps import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class RelaxedSolution:
     """What a schedule as good as a bound would look like, as far as the bound's program can tell.
 
     Attributes:
@@ -27,11 +27,11 @@ class Hint:
     overhead: float
 
 
-def schedule_of(graph: Graph, hint: Hint) -> Schedule:
-    """Return the schedule that lets values go as `hint` says and makes them again just in time; it may not fit."""
+def schedule_of(graph: Graph, solution: RelaxedSolution) -> Schedule:
+    """Return the schedule that lets values go as `solution` says and makes them again just in time; it may not fit."""
     there: set[ValueId] = set()
     passes: tuple[list[OpId], list[OpId]] = ([], [])
-    kept = dict(zip(hint.moments, hint.kept, strict=True))
+    kept = dict(zip(solution.moments, solution.kept, strict=True))
     lasting = _lasting(graph)
     for op in range(len(graph.ops)):
         steps = passes[not graph.is_forward(op)]
@@ -39,7 +39,7 @@ def schedule_of(graph: Graph, hint: Hint) -> Schedule:
             steps += _missing(graph, value, there, op)
         steps.append(op)
         there.update(graph.ops[op].outputs)
-        there -= hint.dropped.get(op, frozenset()) - lasting
+        there -= solution.dropped.get(op, frozenset()) - lasting
         if op in kept:
             there = {v for v in there if v in kept[op] or v in lasting or graph.values[v].producer == op}
     return Schedule(tuple(passes[0]), tuple(passes[1]))

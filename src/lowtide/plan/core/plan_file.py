@@ -176,7 +176,7 @@ def _check_header(data: object) -> None:
         raise PlanFileError(f'it is not a plan: its field "format" is not {FORMAT!r}.')
     if data.get("version") != VERSION:
         raise PlanFileError(
-            f"it has version {data.get('version')!r:.40}; this lowtide reads version {VERSION}. Make the plan anew."
+            f"it has version {data.get('version')!r:.40}; this lowtide reads version {VERSION}. Make the plan again."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lowtide.plan.core.problem import Problem
@@ -37,3 +38,18 @@ class AbstractPlanner(ABC):
         """Return why this planner cannot serve `problem`, or None if it can."""
         del problem
         return None
+
+    def choose(self, problem: Problem) -> object:
+        """Return what this planner would do for `problem`, to be printed; by default the planner with its options."""
+        del problem
+        return self
+
+    def with_effort(self, effort: float) -> AbstractPlanner:
+        """Return this planner with that effort, where 1 is usual; the same one if it knows no effort."""
+        del effort
+        return self
+
+    def with_starts(self, schedules: Sequence[Schedule]) -> AbstractPlanner:
+        """Return this planner with `schedules` known already; the same one if it has no use for them."""
+        del schedules
+        return self

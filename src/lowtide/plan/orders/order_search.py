@@ -1,8 +1,8 @@
-"""Searches for one problem in one or two orders of first runs.
+"""Local searches for one problem in several orders of first runs.
 
-The given order is one side. Where a descent does well with ops that wait for their readers, that order is another: it
-can need far less memory, or lead nowhere, which only searching tells. While both are near each other they take turns;
-a side that has fallen behind gets no more work.
+One search keeps the given order. Where a descent does well with ops that wait for their readers, another search keeps
+that order: it can need far less memory, or lead nowhere, which only searching tells. While the two best orders are near
+each other they take turns; an order that has fallen behind gets no more work.
 """
 
 from __future__ import annotations
@@ -15,226 +15,236 @@ from functools import partial
 from lowtide.graph.ir import Graph, OpId
 from lowtide.plan.bounds.least_peak import least_peak_bytes
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.orders.reordered_problem import View
-from lowtide.plan.orders.reorderings import delayed, releasing, without_idle_runs
-from lowtide.plan.search.local_search import Climb
-from lowtide.plan.search.problem_arrays import Facts
-from lowtide.plan.search.starts import descents, go_low
+from lowtide.plan.orders.policy import ORDERS
+from lowtide.plan.orders.reordering import ReorderedProblem, delayed, releasing, without_redundant_runs
+from lowtide.plan.search.local_search import LocalSearch
+from lowtide.plan.search.problem_arrays import ProblemArrays
+from lowtide.plan.search.starts import descend_low, descents
 from lowtide.progress import Progress
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
-# A side whose overhead is more than this multiple of the other's has fallen behind.
-_NEAR = 1.15
-# Above this number of ops no other order is looked at; above the second, none that only promises less memory.
-_MOST_OPS, _FEW_OPS = 4_000, 500
-# Above this number of ops one descent in an order is enough.
-_MANY_OPS = 1_000
-# How many sides are kept beside that of the given order.
-_MOST_SIDES = 3
-# The work of a search after ops have been let wait, and how often that is done at most before the long searches.
-_SETTLING, _MOST_SETTLING = 300_000, 4
-# The work of a search in each of the best orders before one of them is chosen, how many of them there are at most, and
-# the overhead above which it is worth its time.
-_EXPLORING, _EXPLORED = 600_000, 3
-_SCARCE = 0.1
-
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    view: View
-    climb: Climb
+class _OneOrder:
+    """A problem in one order and the search in that order."""
+
+    reordered: ReorderedProblem
+    search: LocalSearch
 
 
-class Sides:
+class OrderSearch:
     """The best schedule so far of the searches in all orders; schedules and ops are those of the problem as given."""
 
     def __init__(self, problem: Problem, *, seed: int) -> None:
         self._problem, self._seed, self._turn = problem, seed, 0
-        self._given = _Side(View.of(problem, range(len(problem.graph.ops))), Climb(problem, seed=seed))
-        # The better one first.
-        self._sides = [self._given]
+        given = ReorderedProblem.of(problem, range(len(problem.graph.ops)))
+        self._given = _OneOrder(given, LocalSearch(problem, seed=seed))
+        # The best one first.
+        self._orders = [self._given]
 
     @property
-    def view(self) -> View:
-        """The problem in the order of the better side."""
-        return self._sides[0].view
+    def reordered(self) -> ReorderedProblem:
+        """The problem in the best order."""
+        return self._orders[0].reordered
 
     @property
     def is_given(self) -> bool:
-        """Whether the better side is that of the given order."""
-        return self._sides[0] is self._given
+        """Whether the best order is the given one."""
+        return self._orders[0] is self._given
 
     @property
     def given_is_behind(self) -> bool:
         """Whether something fits, but in the given order nothing or only at a far higher overhead."""
-        return self.fits and not self.is_given and not _is_near(self._given.climb, self._climb)
+        return self.fits and not self.is_given and not _is_near(self._given.search, self._best)
 
     @property
     def schedule(self) -> Schedule:
         """The best schedule so far."""
-        return self.view.outward(self._climb.schedule)
+        return self.reordered.to_given(self._best.schedule)
 
     @property
     def fits(self) -> bool:
         """Whether it is within the budget."""
-        return self._climb.fits
+        return self._best.fits
 
     @property
     def overhead(self) -> float:
         """Its overhead."""
-        return self._climb.overhead
+        return self._best.overhead
 
     @property
     def peak_bytes(self) -> int:
         """Its peak."""
-        return self._climb.peak_bytes
+        return self._best.peak_bytes
 
     def offer(self, schedule: Schedule, *, last: bool = True) -> None:
-        """Take a legal schedule if it is better than the best so far; see `Climb.offer`."""
-        self._given.climb.offer(schedule, last=last)
-        self._sides.sort(key=self._rank)
+        """Take a legal schedule into the search of the given order; see `LocalSearch.offer`."""
+        self._given.search.offer(schedule, last=last)
+        self._sort()
 
-    def take(self, schedule: Schedule) -> None:
-        """Take a legal schedule if it is better than the best so far, on a side of its order, for a search to go on."""
+    def offer_in_own_order(self, schedule: Schedule) -> None:
+        """Take a legal schedule into the search of its own order, which can then go on from it."""
         order = first_runs(schedule)
-        if order == self._given.view.order or not _is_complete(self._problem.graph, schedule):
+        if order == self._given.reordered.order or not _is_complete(self._problem.graph, schedule):
             self.offer(schedule, last=False)
             return
-        side = next((side for side in self._sides if side.view.order == order), None)
-        if side is None:
-            self._sides.append(self._side(View.of(self._problem, order), (schedule,)))
+        known = next((each for each in self._orders if each.reordered.order == order), None)
+        if known is None:
+            self._orders.append(self._search_in(ReorderedProblem.of(self._problem, order), (schedule,)))
         else:
-            side.climb.offer(side.view.inward(schedule), last=False)
-        self._sides.sort(key=self._rank)
+            known.search.offer(known.reordered.from_given(schedule), last=False)
+        self._sort()
 
-    def look_around(self, *, given: bool, until: float, progress: Progress) -> None:
-        """Add the side of the best other order, if there is one that is not far behind.
+    def explore(self, *, descend_in_given: bool, deadline: float, progress: Progress) -> None:
+        """Add the best other order, if there is one that is not far behind.
 
-        Such orders are those in which ops wait or let values go early, and that of the best of the schedules offered so
-        far. If asked to, it descends in the `given` one first.
+        Candidates are orders in which ops wait or release values early, and the order of the best schedule offered so
+        far.
+
+        Args:
+            descend_in_given: Whether to descend in the given order first.
+            deadline: A time of `time.perf_counter`.
+            progress: Receives a line of text now and then.
         """
         graph = self._problem.graph
-        quickly = partial(_descend, first=len(graph.ops) > _MANY_OPS)
-        if given:
-            for schedule in quickly(self._given.view):
+        quickly = partial(_descend, first=len(graph.ops) > ORDERS.thorough_max_ops)
+        if descend_in_given:
+            for schedule in quickly(self._given.reordered):
                 self.offer(schedule)
-        if len(graph.ops) > _MOST_OPS:
+        if len(graph.ops) > ORDERS.max_ops:
             return
-        own, usual = self._given.climb.schedule, self._given.view.order
-        found: list[_Side] = []
-        if _is_complete(graph, own) and first_runs(own) != usual:
-            found.append(self._side(View.of(self._problem, first_runs(own)), (own,)))
-        views = [View.of(self._problem, order) for order in _other_orders(graph) if order != usual]
-        descended: list[list[Schedule]] = [[] for _ in views]
-        # Where a plain descent gets there in one of the orders, the long way down is not worth its time in another.
-        for descent in (quickly, _go_low):
-            for number, view in enumerate(views):
-                if time.perf_counter() < until:
-                    progress("auto: looking at another order")
-                    descended[number] = descent(view)
-            if any(descended) or self.fits or len(graph.ops) > _FEW_OPS:
-                break
-        found += [self._side(view, own_ones) for view, own_ones in zip(views, descended, strict=True)]
-        self._sides += sorted((side for side in found if side.climb.can_begin or not self.fits), key=self._rank)[:1]
-        self._sides.sort(key=self._rank)
-        self._settle(until)
-        self._explore(until)
+        found = self._candidates(quickly, deadline, progress)
+        best = sorted((each for each in found if each.search.can_begin or not self.fits), key=self._rank)[:1]
+        self._orders += best
+        self._sort()
+        self._settle(deadline)
+        self._try_near_orders(deadline)
 
-    def go_low(self) -> None:
+    def descend_low(self) -> None:
         """Look for a schedule within the budget, or of as little memory as is found, in the given order."""
-        for schedule in _go_low(self._given.view):
+        for schedule in _descend_low(self._given.reordered):
             self.offer(schedule)
 
     def improve(
-        self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), best: bool = False, until: float
+        self,
+        work: int,
+        *,
+        restart: bool = False,
+        rerun: Collection[OpId] = (),
+        best_only: bool = False,
+        deadline: float,
     ) -> None:
-        """Search on the better side or, every other time, on the other unless the `best` is asked for.
+        """Search in the best order or, every other time, in the second unless `best_only`.
 
-        See `Climb.improve` for the rest.
+        See `LocalSearch.improve` for the rest.
         """
-        near = len(self._sides) > 1 and _is_near(self._sides[1].climb, self._climb)
-        side = self._sides[1] if near and self._turn % 2 and not best else self._sides[0]
-        self._turn += not best
-        side.climb.improve(work, anew=anew, hint=side.view.ops_inward(hint), until=until)
-        self._sides.sort(key=self._rank)
+        near = len(self._orders) > 1 and _is_near(self._orders[1].search, self._best)
+        chosen = self._orders[1] if near and self._turn % 2 and not best_only else self._orders[0]
+        self._turn += not best_only
+        rerun = chosen.reordered.ops_from_given(rerun)
+        chosen.search.improve(work, restart=restart, rerun=rerun, deadline=deadline)
+        self._sort()
 
-    def mend(self, view: View, schedule: Schedule) -> None:
-        """Bring `schedule`, one of `view`, within the budget on the side of that order; see `Climb.mend`."""
-        for side in self._sides:
-            if side.view.order == view.order:
-                side.climb.mend(schedule)
-        self._sides.sort(key=self._rank)
+    def repair(self, reordered: ReorderedProblem, schedule: Schedule) -> None:
+        """Bring `schedule`, one of `reordered`, within the budget in that order; see `LocalSearch.repair`."""
+        for each in self._orders:
+            if each.reordered.order == reordered.order:
+                each.search.repair(schedule)
+        self._sort()
 
-    def _settle(self, until: float) -> None:
-        """Let ops wait and search on for a short while, as long as that leads to another order."""
-        for _ in range(_MOST_SETTLING):
-            before = self.view
-            self.let_wait()
-            if self.view is before or time.perf_counter() >= until:
-                return
-            self._climb.improve(_SETTLING, until=until)
-
-    def _explore(self, until: float) -> None:
-        """Search for a while in each order that is not far behind: the one that leads need not get furthest."""
-        if not self.fits or self.overhead < _SCARCE:
-            return
-        near = [side for side in self._sides[:_EXPLORED] if _is_near(side.climb, self._climb)]
-        for side in near if len(near) > 1 else ():
-            if time.perf_counter() < until:
-                side.climb.improve(_EXPLORING, until=until)
-        self._sides.sort(key=self._rank)
-
-    def let_wait(self) -> None:
-        """Take the schedules of both sides without idle runs if that is better: it adds the side of another order."""
-        for side in self._sides[:2]:
-            schedule = side.view.outward(side.climb.schedule)
-            shorter = without_idle_runs(self._problem.graph, schedule)
-            if side.climb.fits and shorter != schedule:
+    def remove_redundant_runs(self) -> None:
+        """Take the schedules of the two best orders without redundant runs if that is better: it adds another order."""
+        for each in self._orders[:2]:
+            schedule = each.reordered.to_given(each.search.schedule)
+            shorter = without_redundant_runs(self._problem.graph, schedule)
+            if each.search.fits and shorter != schedule:
                 trace = self._problem.price(shorter)
                 if not self.fits or self._problem.overhead(trace) < self.overhead:
-                    self.take(shorter)
-        # No other side gets work any more.
-        self._sides = [side for place, side in enumerate(self._sides) if place < _MOST_SIDES or side is self._given]
+                    self.offer_in_own_order(shorter)
+
+    def _candidates(self, quickly: partial[list[Schedule]], deadline: float, progress: Progress) -> list[_OneOrder]:
+        """Return other orders with the schedules that descents find in them."""
+        graph, own, usual = self._problem.graph, self._given.search.schedule, self._given.reordered.order
+        found: list[_OneOrder] = []
+        if _is_complete(graph, own) and first_runs(own) != usual:
+            found.append(self._search_in(ReorderedProblem.of(self._problem, first_runs(own)), (own,)))
+        others = [ReorderedProblem.of(self._problem, order) for order in _other_orders(graph) if order != usual]
+        descended: list[list[Schedule]] = [[] for _ in others]
+        # Where a plain descent reaches the budget in one order, the long one is not worth its time in another.
+        for descent in (quickly, _descend_low):
+            for number, reordered in enumerate(others):
+                if time.perf_counter() < deadline:
+                    progress("auto: trying another order")
+                    descended[number] = descent(reordered)
+            if any(descended) or self.fits or len(graph.ops) > ORDERS.least_peak_max_ops:
+                break
+        found += [self._search_in(reordered, each) for reordered, each in zip(others, descended, strict=True)]
+        return found
+
+    def _settle(self, deadline: float) -> None:
+        """Remove redundant runs and search for a short while, as long as that leads to another order."""
+        for _ in range(ORDERS.settle_rounds):
+            before = self.reordered
+            self.remove_redundant_runs()
+            if self.reordered is before or time.perf_counter() >= deadline:
+                return
+            self._best.improve(ORDERS.settle_work, deadline=deadline)
+
+    def _try_near_orders(self, deadline: float) -> None:
+        """Search for a while in each order that is not far behind: the one that leads need not get furthest."""
+        if not self.fits or self.overhead < ORDERS.trial_min_overhead:
+            return
+        near = [each for each in self._orders[: ORDERS.max_trials] if _is_near(each.search, self._best)]
+        for each in near if len(near) > 1 else ():
+            if time.perf_counter() < deadline:
+                each.search.improve(ORDERS.trial_work, deadline=deadline)
+        self._sort()
 
     @property
-    def _climb(self) -> Climb:
-        return self._sides[0].climb
+    def _best(self) -> LocalSearch:
+        return self._orders[0].search
 
-    def _rank(self, side: _Side) -> tuple[bool, float, bool]:
-        """Return what is less for the better side; of two that are equal up to rounding, the given order is."""
-        climb = side.climb
-        return not climb.fits, round(climb.overhead, 9) if climb.fits else climb.peak_bytes, side is not self._given
+    def _sort(self) -> None:
+        self._orders.sort(key=self._rank)
 
-    def _side(self, view: View, schedules: Sequence[Schedule]) -> _Side:
-        side = _Side(view, Climb(view.problem, seed=self._seed))
+    def _rank(self, each: _OneOrder) -> tuple[bool, float, bool]:
+        """Return what is less for the better order; of two that are equal up to rounding, the given one is better."""
+        search = each.search
+        return not search.fits, round(search.overhead, 9) if search.fits else search.peak_bytes, each is not self._given
+
+    def _search_in(self, reordered: ReorderedProblem, schedules: Sequence[Schedule]) -> _OneOrder:
+        """Return a search in the order of `reordered` that knows `schedules`."""
+        made = _OneOrder(reordered, LocalSearch(reordered.problem, seed=self._seed))
         for schedule in schedules:
             verify(self._problem.graph, schedule)
-            side.climb.offer(view.inward(schedule))
-        return side
+            made.search.offer(reordered.from_given(schedule))
+        return made
 
 
-def _descend(view: View, *, first: bool) -> list[Schedule]:
-    """Return the best schedule of descents in the order of `view`, or the `first` of them, if there is one."""
-    problem = view.problem
+def _descend(reordered: ReorderedProblem, *, first: bool) -> list[Schedule]:
+    """Return the best schedule of descents in the order of `reordered`, or of the `first` one, if there is one."""
+    problem = reordered.problem
     if least_peak_bytes(problem) > problem.budget_bytes:
         return []
-    found = descents(Facts(problem.graph, problem.costs), problem.budget_bytes, first=first)
-    return [view.outward(min(found, key=lambda timeline: timeline.seconds).schedule())] if found else []
+    found = descents(ProblemArrays(problem.graph, problem.costs), problem.budget_bytes, first=first)
+    return [reordered.to_given(min(found, key=lambda edited: edited.seconds).schedule())] if found else []
 
 
-def _go_low(view: View) -> list[Schedule]:
-    """Return a schedule within the budget, or else of as little memory as is found, in the order of `view`."""
-    problem = view.problem
-    return [view.outward(go_low(Facts(problem.graph, problem.costs), problem.budget_bytes)[0].schedule())]
+def _descend_low(reordered: ReorderedProblem) -> list[Schedule]:
+    """Return a schedule within the budget, or else of as little memory as is found, in the order of `reordered`."""
+    problem = reordered.problem
+    found, _ = descend_low(ProblemArrays(problem.graph, problem.costs), problem.budget_bytes)
+    return [reordered.to_given(found.schedule())]
 
 
 def _other_orders(graph: Graph) -> list[tuple[OpId, ...]]:
-    """Return orders worth a look, without repetitions."""
+    """Return orders worth a trial, without repetitions."""
+    thorough = len(graph.ops) <= ORDERS.thorough_max_ops
     found = [delayed(graph, outputs=True)]
-    if len(graph.ops) <= _MANY_OPS:
+    if thorough:
         found.append(delayed(graph, outputs=False))
-    for last in (False, True) if len(graph.ops) <= _MANY_OPS else (False,):
+    for last in (False, True) if thorough else (False,):
         released = releasing(graph, last=last)
         found += [released, delayed(graph, outputs=True, begin=released)]
     return list(dict.fromkeys(found))
@@ -246,10 +256,10 @@ def first_runs(schedule: Schedule) -> tuple[OpId, ...]:
 
 
 def _is_complete(graph: Graph, schedule: Schedule) -> bool:
-    """Whether `schedule` runs all ops of forward before any of backward."""
+    """Return whether `schedule` runs all ops of forward before any of backward."""
     order = first_runs(schedule)
     return len(order) == len(graph.ops) and all(map(graph.is_forward, order[: graph.num_forward]))
 
 
-def _is_near(climb: Climb, best: Climb) -> bool:
-    return climb.fits and best.fits and climb.overhead <= _NEAR * best.overhead
+def _is_near(search: LocalSearch, best: LocalSearch) -> bool:
+    return search.fits and best.fits and search.overhead <= ORDERS.near * best.overhead

@@ -148,7 +148,7 @@ class _Machine:
             return
         writes = self._rewrites[op] if again else self._writes[op]
         others = state.alive & ~writes
-        # The instances that the caller receives are counted apart, for they cannot be dropped.
+        # The instances that the caller receives are counted separately, for they cannot be dropped.
         owned = self._held_forward & ~state.replaced if state.in_backward else 0
         fresh_state = 0 if again else self._state[op]
         replaced = state.replaced | (writes & self._held_forward if state.in_backward else 0)

@@ -1,10 +1,10 @@
-"""`feng`: independent segments of an arbitrary graph, kept vertices plus dearest segment at their least.
+"""`feng`: independent segments of an arbitrary graph, kept vertices plus most expensive segment at their least.
 
 Also known as: optimal gradient checkpoint search, arbitrary computation graphs. Paper: Feng and Huang, "Optimal
 Gradient Checkpoint Search for Arbitrary Computation Graphs", 2021. Memory model: bytes of the tensors kept, plus the
-bytes of the dearest segment, each of which is recomputed whole from its entry; no gradients, no workspace, no budget.
-Optimal in that model on a chain; elsewhere optimal among the choices that the division tree offers. Cost: the tree is
-nearly linear, a threshold takes linear time, and few of the quadratically many thresholds are tried.
+bytes of the most expensive segment, each of which is recomputed whole from its entry; no gradients, no workspace, no
+budget. Optimal in that model on a chain; elsewhere optimal among the choices that the division tree offers. Cost: the
+tree is nearly linear, a threshold takes linear time, and few of the quadratically many thresholds are tried.
 
 Every threshold gives a plan. The paper's answer is the one with the least sum; as the true peak also has gradients and
 workspace, and as there is a budget, the plans of many thresholds are priced and the fastest that fits is taken.
@@ -25,10 +25,9 @@ from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.feng_division.chain import Row, cut
 from lowtide.plan.planners.feng_division.family import affordable, schedules
-from lowtide.plan.planners.feng_division.multigraph import Multigraph
+from lowtide.plan.planners.feng_division.multigraph import Multigraph, tensor_view_of
 from lowtide.plan.planners.feng_division.terms import Terms, minimise, spread
 from lowtide.plan.planners.feng_division.tree import LINEAR, DivisionTree, Node, divide
-from lowtide.plan.planners.feng_division.view import tensor_view_of
 from lowtide.progress import Progress, silent
 
 
@@ -56,7 +55,7 @@ class Division:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The best division with its objective: cost of the checkpoints plus `max_term`, the dearest segment's cost."""
+    """The best division and its objective: cost of the checkpoints plus `max_term`, that of the largest segment."""
 
     division: Division
     total: int
@@ -72,7 +71,7 @@ class Solver:
 
     @cached_property
     def terms(self) -> Terms:
-        """The costs that the dearest segment may have: of stretches of rows, and of nodes."""
+        """The costs that the most expensive segment may have: of stretches of rows, and of nodes."""
         rows = [(row.before, row.counted) for row in self._rows.values()]
         nodes = self.tree.nodes
         alone = [nodes[child].cost for node in nodes if node.kind != LINEAR for child in node.children]

@@ -1,10 +1,10 @@
-"""`feng_chain`: the cuts of a chain for which kept values plus the dearest segment are least.
+"""`feng_chain`: the cuts of a chain for which kept values plus the most expensive segment are least.
 
 Also known as: optimal gradient checkpoint search, linear computation graphs. Paper: Feng and Huang, "Optimal Gradient
 Checkpoint Search for Arbitrary Computation Graphs", 2021. Memory model: bytes of the values kept at cut points, plus
-the bytes of the dearest segment between two of them; no gradients, no workspace, no budget. Optimal in that model.
-Cost: a threshold takes linear time (`plan.division.chain`), and few of the quadratically many thresholds are tried: a
-tenth of a second for 1,000 links.
+the bytes of the most expensive segment between two of them; no gradients, no workspace, no budget. Optimal in that
+model. Cost: a threshold takes linear time (`feng_division.chain`), and few of the quadratically many thresholds are
+tried: a tenth of a second for 1,000 links.
 
 Every threshold gives a plan. The paper's answer is the one with the least sum; as the true peak also has gradients and
 workspace, and as there is a budget, the plans of many thresholds are priced and the fastest that fits is taken.

@@ -1,4 +1,4 @@
-"""`greedy`: drop what relieves most bytes per second of recomputation, on the true peak; improve by repair if asked.
+"""`greedy`: drop what relieves most bytes per second of recomputation, on the true peak; destroy and repair if asked.
 
 Source: ours; the eviction score is related to the heuristic of dynamic tensor rematerialization (Kirisame et al. 2021),
 but planned ahead on the whole schedule. Memory model: the simulator's. First runs keep the given order; every op may
@@ -7,10 +7,10 @@ run any number of times.
 1. Descent. The schedule is an explicit list of steps, at first the given order. At its worst step, choose among the
    values that are alive but not used there: dropping one means running its op again, and whatever else that needs,
    just before its next use. Take the best score, price, repeat until the peak fits.
-2. Tidying. Take out repeated runs that turn out not to be needed, dearest first.
-3. Repair, as far as `effort` allows; none by default, `auto` does it better. Take out some of the repeated runs at
-   random, descend with randomly disturbed scores, tidy, and keep the result if it is no slower. The random numbers are
-   the same in every run.
+2. Tidying. Take out repeated runs that turn out not to be needed, most expensive first.
+3. Destroy and repair, as far as `effort` allows; none by default, `auto` does it better. Take out some of the repeated
+   runs at random, descend with randomly disturbed scores, tidy, and keep the result if it is no slower. The random
+   numbers are the same in every run.
 
 If the descent gets stuck above the budget, a descent that does not look at the budget goes as low as it can, and the
 answer is made from its schedule; so the least budget that is known to work does work. Not optimal; no bound. Cost:
@@ -25,9 +25,10 @@ from lowtide.errors import InvalidOptionError
 from lowtide.plan.core.options import check_numbers
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.search.destroy_repair import Dice, improve
-from lowtide.plan.search.problem_arrays import Facts
-from lowtide.plan.search.starts import SEED, descents, go_low
+from lowtide.plan.search.destroy_repair import SearchRandom, improve
+from lowtide.plan.search.policy import SEED
+from lowtide.plan.search.problem_arrays import ProblemArrays
+from lowtide.plan.search.starts import descend_low, descents
 from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
 
@@ -53,17 +54,17 @@ class Greedy(AbstractPlanner):
         """Return the fastest schedule found that fits, else the one with the least peak found."""
         if problem.fits(problem.baseline):
             return Proposal(Schedule.keep_all(problem.graph), bound=0.0, optimal=True)
-        facts, limit = Facts(problem.graph, problem.costs), problem.budget_bytes
+        arrays, limit = ProblemArrays(problem.graph, problem.costs), problem.budget_bytes
         progress("greedy: descending to the budget")
-        found = descents(facts, limit)
+        found = descents(arrays, limit)
         if not found:
             progress("greedy: descending as low as possible")
-            least, reached = go_low(facts, limit)
+            least, reached = descend_low(arrays, limit)
             if not reached:
                 return Proposal(least.schedule())
             found = [least]
-        best = min(found, key=lambda timeline: timeline.seconds)
+        best = min(found, key=lambda edited: edited.seconds)
         if not self.effort:
             return Proposal(best.schedule())
         progress("greedy: improving by repairs")
-        return Proposal(improve(best, limit, dice=Dice(SEED), work=int(self.effort * 1e6)))
+        return Proposal(improve(best, limit, rng=SearchRandom(SEED), work=int(self.effort * 1e6)))

@@ -51,7 +51,7 @@ _MOST_SLOTS = 4000
 _NEAR = 12
 # By how much rounding may make the least bound of a table too large.
 _MARGIN = 1.25
-# Half the memory and twice the speed of double precision; what is returned is added up anew.
+# Half the memory and twice the speed of double precision; what is returned is added up again.
 _TIME = np.float32
 _NEVER = _TIME(np.inf)
 # Any chain can be done in this many slots if each is as large as its largest figure of bytes.

@@ -1,121 +1,132 @@
-"""Improving a timeline by taking a part out and mending it another way."""
+"""Destroy and repair with annealing: take some repeated runs out, repair the schedule by a descent, keep good results.
+
+A result that is slightly slower is kept, too, within a temperature that falls with the work left. The random numbers
+are the same for the same seed.
+"""
 
 from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
 from lowtide.plan.search.descent import descend, tidy
-from lowtide.plan.search.drop_choice import Taste
-from lowtide.plan.search.edited_schedule import Timeline
+from lowtide.plan.search.drop_choice import DropPolicy
+from lowtide.plan.search.edited_schedule import EditedSchedule
 from lowtide.plan.search.ledger import Run
+from lowtide.plan.search.policy import REPAIR
 from lowtide.schedule.steps import Schedule
 
-# The share of the repeated runs that is taken out at once, and about how many at most.
-_SHARES = (0.03, 0.05, 0.1, 0.2)
-_MOST_RUNS = 60
-# By how much slower than before a mended schedule may be at first, as a share of plain training: less and less. And how
-# many times slower than the best it must be not to be worth tidying. Both are more if the overhead is above a share.
-_WARMTH, _HOPELESS = 0.01, 1.02
-_WARMTH_ABOVE, _HOPELESS_ABOVE = 0.02, 1.03
-_ABOVE = 0.15
-_SPREADS = (0.3, 0.7, 1.5)
-_DARING = (1.0, 1.1, 1.3)
-_TRIES = (12, 40)
-_LOWER = 0.98
 
-
-class Dice:
-    """The random numbers of a search, the same for the same seed."""
+class SearchRandom:
+    """The random choices of a search, the same for the same seed."""
 
     def __init__(self, seed: int) -> None:
-        self.few = random.Random(seed)
-        self.many = np.random.default_rng(seed)
+        self._scalars = random.Random(seed)
+        self._arrays = np.random.default_rng(seed)
 
-    def taste(self, num_values: int) -> Taste:
-        """Return a random taste: each look at a value is disturbed by itself, or all looks at it in the same way."""
-        few, spread = self.few, self.few.choice(_SPREADS)
-        lasting = few.random() < 0.5
-        return Taste(
-            area=few.random() < 0.5,
-            noise=None if lasting else self.many,
+    def share(self) -> float:
+        """Return a number between 0 and 1."""
+        return self._scalars.random()
+
+    def coin(self) -> bool:
+        """Return True every other time."""
+        return self.share() < 0.5
+
+    def drop_policy(self, num_values: int) -> DropPolicy:
+        """Return a random policy, whose factors are drawn for every score or once for every value."""
+        choice, spread = self._scalars.choice, self._scalars.choice(REPAIR.spreads)
+        per_value = self.coin()
+        return DropPolicy(
+            area=self.coin(),
+            noise=None if per_value else self._arrays,
             spread=spread,
-            leaning=np.exp(self.many.uniform(-spread, spread, num_values)) if lasting else None,
-            daring=few.choice(_DARING),
-            tries=few.choice(_TRIES),
+            bias=np.exp(self._arrays.uniform(-spread, spread, num_values)) if per_value else None,
+            overshoot=choice(REPAIR.overshoots),
+            tries=choice(REPAIR.tries),
         )
 
     def some(self, repeats: list[Run]) -> list[Run]:
         """Return some of the repeated runs: neighbours in time, or any."""
-        few, share = self.few, min(self.few.choice(_SHARES), _MOST_RUNS / max(1, len(repeats)))
-        if few.random() < 0.5:
+        share = min(self._scalars.choice(REPAIR.destroyed_shares), REPAIR.max_destroyed / max(1, len(repeats)))
+        if self.coin():
             width = max(2, int(share * len(repeats)))
-            start = few.randrange(1 - width, len(repeats))
+            start = self._scalars.randrange(1 - width, len(repeats))
             return repeats[max(0, start) : start + width]
-        return [run for run in repeats if few.random() < share] or [few.choice(repeats)]
+        return [run for run in repeats if self.share() < share] or [self._scalars.choice(repeats)]
 
 
 def improve(
-    timeline: Timeline, limit: int, *, dice: Dice, work: int, patience: float = 10.0, until: float = float("inf")
+    edited: EditedSchedule, limit: int, *, rng: SearchRandom, work: int, deadline: float = float("inf")
 ) -> Schedule:
-    """Return a schedule within `limit` that is no slower than `timeline`, which must be within it, and changes.
+    """Return a schedule within `limit` that is no slower than `edited`, which must be within it, and changes.
 
-    Steps up are taken, too, ever smaller ones. It ends after about `work` units of work, or when many rounds have
-    brought nothing: `patience` per repeated run, or when the clock shows `until`.
+    The search ends after about `work` units of work, when many rounds have gained nothing, or at the `deadline`, a time
+    of `time.perf_counter`.
     """
-    best, best_seconds, idle = timeline.schedule(), timeline.seconds, 0
-    most, plain = timeline.work + work, sum(timeline.facts.seconds)
-    above = best_seconds > (1 + _ABOVE) * plain
-    warmth, too_slow = (_WARMTH_ABOVE, _HOPELESS_ABOVE) if above else (_WARMTH, _HOPELESS)
-    timeline.commit()
-    while timeline.work < most and time.perf_counter() < until:
-        repeats = timeline.repeats()
-        if not repeats or idle > 6 * patience + patience * len(repeats):
+    best, best_seconds, without_gain = edited.schedule(), edited.seconds, 0
+    most, plain = edited.work + work, sum(edited.arrays.seconds)
+    high = best_seconds > (1 + REPAIR.high_overhead) * plain
+    temperature = REPAIR.high_temperature if high else REPAIR.temperature
+    max_slowdown = REPAIR.high_max_slowdown if high else REPAIR.max_slowdown
+    edited.commit()
+    while edited.work < most and time.perf_counter() < deadline:
+        repeats = edited.repeats()
+        if not repeats or without_gain > REPAIR.patience_extra + REPAIR.patience * len(repeats):
             break
-        idle += 1
-        timeline.work += 20 + len(timeline.rows) // 20
-        allowed = timeline.seconds * (1 + 1e-12) + warmth * plain * dice.few.random() * (most - timeline.work) / work
-        for run in dice.some(repeats):
-            if timeline.exists(run):
-                timeline.delete(run)
-                timeline.prune()
-        peak = descend(timeline, limit, dice.taste(len(timeline.facts.bytes)), hopeless=too_slow * best_seconds)
-        if peak <= limit and timeline.seconds <= too_slow * best_seconds:
-            tidy(timeline, limit, thorough=False)
-            if timeline.seconds <= allowed:
-                timeline.commit()
-                if timeline.seconds < best_seconds * (1 - 1e-9):
-                    best, best_seconds, idle = timeline.schedule(), timeline.seconds, 0
+        without_gain += 1
+        edited.work += _round_work(edited)
+        slower = temperature * plain * rng.share() * (most - edited.work) / work
+        allowed = edited.seconds * (1 + 1e-12) + slower
+        _take_out(edited, rng.some(repeats))
+        too_slow = max_slowdown * best_seconds
+        peak = descend(edited, limit, rng.drop_policy(len(edited.arrays.bytes)), max_seconds=too_slow)
+        if peak <= limit and edited.seconds <= too_slow:
+            tidy(edited, limit, thorough=False)
+            if edited.seconds <= allowed:
+                edited.commit()
+                if edited.seconds < best_seconds * (1 - 1e-9):
+                    best, best_seconds, without_gain = edited.schedule(), edited.seconds, 0
                 continue
-        timeline.undo()
+        edited.undo()
     return best
 
 
-def lower(timeline: Timeline, *, enough: int, dice: Dice, work: int) -> int:
-    """Bring the peak of `timeline` down as far as about `work` units of work allow; return the peak.
+def lower_peak(edited: EditedSchedule, *, enough: int, rng: SearchRandom, work: int) -> int:
+    """Bring the peak of `edited` down as far as about `work` units of work allow; return the peak.
 
-    It ends early at a peak of at most `enough`; apart from that, the way there does not depend on `enough`.
+    The search ends early at a peak of at most `enough`; nothing else depends on `enough`.
     """
-    best_peak, idle = timeline.peak(), 0
-    until = timeline.work + work
-    timeline.commit()
-    while timeline.work < until and best_peak > enough:
-        repeats = timeline.repeats()
-        if idle > 60 + 10 * len(repeats):
+    best_peak, without_gain = edited.peak(), 0
+    most = edited.work + work
+    edited.commit()
+    while edited.work < most and best_peak > enough:
+        repeats = edited.repeats()
+        if without_gain > REPAIR.patience_extra + REPAIR.patience * len(repeats):
             break
-        idle += 1
-        timeline.work += 20 + len(timeline.rows) // 20
-        for run in dice.some(repeats) if repeats else ():
-            if timeline.exists(run):
-                timeline.delete(run)
-                timeline.prune()
-        peak = descend(timeline, _LOWER * best_peak, dice.taste(len(timeline.facts.bytes)))
+        without_gain += 1
+        edited.work += _round_work(edited)
+        _take_out(edited, rng.some(repeats) if repeats else ())
+        peak = descend(edited, REPAIR.peak_step * best_peak, rng.drop_policy(len(edited.arrays.bytes)))
         if peak < best_peak:
-            best_peak, idle = peak, 0
-            tidy(timeline, peak)
-            timeline.commit()
+            best_peak, without_gain = peak, 0
+            tidy(edited, peak)
+            edited.commit()
         else:
-            timeline.undo()
+            edited.undo()
     return best_peak
+
+
+def _take_out(edited: EditedSchedule, runs: Iterable[Run]) -> None:
+    """Take out `runs`, and those that are redundant without them."""
+    for run in runs:
+        if edited.exists(run):
+            edited.delete(run)
+            edited.prune()
+
+
+def _round_work(edited: EditedSchedule) -> int:
+    """Return about the microseconds that a round takes beside its edits."""
+    return 20 + len(edited.rows) // 20

@@ -14,15 +14,15 @@ import numpy as np
 
 from lowtide.graph.ir import OpId
 from lowtide.plan.search.ledger import LAST, NOTHING, SHIFT, Ints, Ledger, Run
-from lowtide.plan.search.problem_arrays import Facts
+from lowtide.plan.search.problem_arrays import ProblemArrays
 from lowtide.schedule.steps import Schedule
 
 
-class Timeline:
+class EditedSchedule:
     """Runs in order, what is alive when, and a journal of changes that can be taken back.
 
     Attributes:
-        facts: The graph.
+        arrays: The graph.
         ledger: Who reads and writes what.
         op: For every run, its op; the first run of op `k` is run `k`.
         stage: For every run, its stage, or -1 if it is not part of the schedule.
@@ -33,17 +33,17 @@ class Timeline:
         work: Effort so far, about the number of microseconds it takes; unlike those it is the same in every run.
     """
 
-    def __init__(self, facts: Facts, repeats: Sequence[Iterable[OpId]] = ()) -> None:
+    def __init__(self, arrays: ProblemArrays, repeats: Sequence[Iterable[OpId]] = ()) -> None:
         """Begin with every op once in the given order and, before the first run of op k, the runs `repeats[k]`."""
-        count = facts.num_ops
-        self.facts = facts
-        self.ledger = Ledger(facts)
+        count = arrays.num_ops
+        self.arrays = arrays
+        self.ledger = Ledger(arrays)
         self.op, self.stage, self.time = self.ledger.op, self.ledger.stage, self.ledger.time
         self.rows: list[list[Run]] = [[k] for k in range(count)]
-        self.seconds = sum(facts.seconds)
+        self.seconds = sum(arrays.seconds)
         self.work = 0
         self.journal: list[tuple[Run, Run]] = []
-        self._extra = list(facts.extra)
+        self._extra = list(arrays.extra)
         self._rise: Ints = np.zeros(count, dtype=np.int64)
         self._free_runs: list[Run] = []
         self._deleted: list[Run] = []
@@ -55,7 +55,7 @@ class Timeline:
 
     def schedule(self) -> Schedule:
         """Return the schedule."""
-        boundary = self.facts.boundary
+        boundary = self.arrays.boundary
         parts = [
             tuple(self.op[run] for row in rows for run in row) for rows in (self.rows[:boundary], self.rows[boundary:])
         ]
@@ -110,7 +110,7 @@ class Timeline:
         """Put in a repeated run of `op` just before the run `before`, and return it."""
         run = self._free_runs.pop() if self._free_runs else self._new_run()
         self.op[run] = op
-        self._extra[run] = self.facts.again_extra[op]
+        self._extra[run] = self.arrays.again_extra[op]
         self._place(run, before)
         self.journal.append((run, NOTHING))
         return run
@@ -125,11 +125,11 @@ class Timeline:
         self._deleted.append(run)
 
     def prune(self) -> None:
-        """Take out repeated runs that became idle by the last changes, and those that only fed them."""
+        """Take out repeated runs that became redundant by the last changes, and those that only fed them."""
         suspects = self.ledger.suspects
         while suspects:
             run = suspects.pop()
-            if run >= self.facts.num_ops and self.stage[run] >= 0 and self.ledger.is_idle(run):
+            if run >= self.arrays.num_ops and self.stage[run] >= 0 and self.ledger.is_redundant(run):
                 self.delete(run)
 
     def undo(self, mark: int = 0) -> None:
@@ -157,7 +157,7 @@ class Timeline:
 
     def _strike(self, run: Run) -> None:
         self.work += 15
-        self.seconds -= self.facts.seconds[self.op[run]]
+        self.seconds -= self.arrays.seconds[self.op[run]]
         self.ledger.detach(run)
         self.stage[run] = NOTHING
 
@@ -173,7 +173,7 @@ class Timeline:
         self.stage[run] = stage
         self.time[run] = (low + self.time[before]) // 2
         self.work += 15
-        self.seconds += self.facts.seconds[self.op[run]]
+        self.seconds += self.arrays.seconds[self.op[run]]
         self.ledger.attach(run)
 
     def _spread(self, stage: int) -> None:
@@ -185,8 +185,8 @@ class Timeline:
         self.ledger.retime(row)
 
 
-def timeline_of(facts: Facts, schedule: Schedule) -> Timeline | None:
-    """Return `schedule` as a timeline, or None if its first runs are not in the given order.
+def edit_schedule(arrays: ProblemArrays, schedule: Schedule) -> EditedSchedule | None:
+    """Return `schedule` as an edited schedule, or None if its first runs are not in the given order.
 
     Repeated runs after the last first run of forward count for backward; those after the very last one go.
     """
@@ -198,4 +198,4 @@ def timeline_of(facts: Facts, schedule: Schedule) -> Timeline | None:
             repeats[-1].append(op)
         else:
             return None
-    return Timeline(facts, repeats[:-1]) if len(repeats) > facts.num_ops else None
+    return EditedSchedule(arrays, repeats[:-1]) if len(repeats) > arrays.num_ops else None

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowtide.graph.ir import OpId, ValueId
-from lowtide.plan.search.problem_arrays import Facts
+from lowtide.plan.search.problem_arrays import ProblemArrays
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -31,7 +31,7 @@ class Ledger:
     """Events and bytes of the runs that are entered. Runs are numbered; the first run of op `k` is run `k`.
 
     Attributes:
-        facts: The graph.
+        arrays: The graph.
         op: For every run, its op.
         stage: For every run, its stage, or -1.
         time: For every run, a number that grows from run to run.
@@ -39,16 +39,16 @@ class Ledger:
         freed: For every run, the bytes that are not needed after it.
         begin: For every stage, the bytes alive when it begins.
         dirty: Stages in which something was made or freed otherwise since this set was emptied.
-        suspects: Runs that may be idle since something changed.
+        suspects: Runs that may be redundant since something changed.
         gap_start: For every event that is a read, the time of the event of its value before it.
         gap_end: For every event that is a read, its time; for other entries, less than any time.
         gap_value: For every event, its value.
         gap_seconds: For every event, what it was last found to take to have its value again, at first its op alone.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        count = facts.num_ops
-        self.facts = facts
+    def __init__(self, arrays: ProblemArrays) -> None:
+        count = arrays.num_ops
+        self.arrays = arrays
         self.op: list[OpId] = list(range(count))
         self.stage = list(range(count))
         self.time = [(k << SHIFT) | LAST for k in range(count)]
@@ -61,9 +61,9 @@ class Ledger:
         self.gap_end: Ints = np.full(16, NOTHING, dtype=np.int64)
         self.gap_value: Ints = np.zeros(16, dtype=np.int64)
         self.gap_seconds: Floats = np.zeros(16)
-        self._is_state = [False] * facts.num_values + [True] * (len(facts.bytes) - facts.num_values)
-        self._events: list[list[Event]] = [[] for _ in facts.bytes]
-        self._times: list[list[int]] = [[] for _ in facts.bytes]
+        self._is_state = [False] * arrays.num_values + [True] * (len(arrays.bytes) - arrays.num_values)
+        self._events: list[list[Event]] = [[] for _ in arrays.bytes]
+        self._times: list[list[int]] = [[] for _ in arrays.bytes]
         self._of_run: list[list[Event]] = [[] for _ in range(count)]
         self._run_of: list[Run] = []
         self._value_of: list[ValueId] = []
@@ -105,7 +105,7 @@ class Ledger:
         before = self._events[self._value_of[event]][self._index(event) - 1]
         return self._run_of[before] if self._is_write[before] else NOTHING
 
-    def is_idle(self, run: Run) -> bool:
+    def is_redundant(self, run: Run) -> bool:
         """Whether nothing that `run` writes is read before it is written again."""
         for event in self._of_run[run]:
             if self._is_write[event]:
@@ -132,35 +132,35 @@ class Ledger:
 
     def attach(self, run: Run) -> None:
         """Enter the events of `run`, whose place and time are set."""
-        facts, op = self.facts, self.op[run]
-        again = run >= facts.num_ops
+        arrays, op = self.arrays, self.op[run]
+        again = run >= arrays.num_ops
         self.born[run] = self.freed[run] = 0
         self.dirty.add(self.stage[run])
-        for value in facts.again_reads[op] if again else facts.first_reads[op]:
-            if facts.held[value]:
+        for value in arrays.again_reads[op] if again else arrays.first_reads[op]:
+            if arrays.held[value]:
                 self._cover(value, -1)
             self._add_read(run, value)
-            if facts.held[value]:
+            if arrays.held[value]:
                 self._cover(value, 1)
-        for value in facts.writes[op] if again else facts.first_writes[op]:
-            if facts.held[value]:
+        for value in arrays.writes[op] if again else arrays.first_writes[op]:
+            if arrays.held[value]:
                 self._cover(value, -1)
             self._add_write(run, value)
-            if facts.held[value]:
+            if arrays.held[value]:
                 self._cover(value, 1)
 
     def detach(self, run: Run) -> None:
         """Remove the events of `run`."""
-        facts = self.facts
+        arrays = self.arrays
         self.dirty.add(self.stage[run])
         for event in reversed(self._of_run[run]):
             value = self._value_of[event]
-            if facts.held[value]:
+            if arrays.held[value]:
                 self._cover(value, -1)
             before = self._remove_event(event)
             if not self._is_write[event] and self._is_write[before]:
                 self.suspects.append(self._run_of[before])
-            if facts.held[value]:
+            if arrays.held[value]:
                 self._cover(value, 1)
         self._of_run[run] = []
 
@@ -178,7 +178,7 @@ class Ledger:
             if event == len(self.gap_end):
                 self._grow()
         self.gap_value[event] = value
-        self.gap_seconds[event] = self.facts.rerun_seconds[value]
+        self.gap_seconds[event] = self.arrays.rerun_seconds[value]
         self._of_run[run].append(event)
         return event
 
@@ -206,7 +206,7 @@ class Ledger:
         self._set_gap(event, before)
         if index + 1 < len(events) and not self._is_write[events[index + 1]]:
             self._set_gap(events[index + 1], event)
-        elif not self.facts.held[value]:
+        elif not self.arrays.held[value]:
             self._move_end(value, before, event)
 
     def _add_write(self, run: Run, value: ValueId) -> None:
@@ -220,9 +220,9 @@ class Ledger:
         read_next = index + 1 < len(events) and not self._is_write[events[index + 1]]
         if read_next:
             self._set_gap(events[index + 1], event)
-        if self.facts.held[value] or self._is_state[value]:
+        if self.arrays.held[value] or self._is_state[value]:
             return
-        size = self.facts.bytes[value]
+        size = self.arrays.bytes[value]
         self.born[run] += size
         if read_next:
             self._free_between(events[index - 1], run, size)
@@ -241,10 +241,10 @@ class Ledger:
         read_next = index < len(events) and not self._is_write[events[index]]
         if read_next:
             self._set_gap(events[index], before)
-        if self.facts.held[value]:
+        if self.arrays.held[value]:
             return before
         if self._is_write[event] and read_next:
-            self._free_between(before, run, -self.facts.bytes[value])
+            self._free_between(before, run, -self.arrays.bytes[value])
         elif not self._is_write[event] and not read_next:
             self._move_end(value, event, before)
         return before
@@ -260,7 +260,7 @@ class Ledger:
 
     def _move_end(self, value: ValueId, old: Event, new: Event) -> None:
         """Let an instance of `value` that ended at `old` end at `new`; either is the event before the other."""
-        size = self.facts.bytes[value]
+        size = self.arrays.bytes[value]
         old_run, new_run = self._run_of[old], self._run_of[new]
         # A generator state that no repeated run reads takes no room.
         if self._is_state[value] and self._is_write[old]:
@@ -281,7 +281,7 @@ class Ledger:
 
     def _cover(self, value: ValueId, sign: int) -> None:
         """Count (1) or stop counting (-1) all instances of `value`, an output of forward; its last one never ends."""
-        size = sign * self.facts.bytes[value]
+        size = sign * self.arrays.bytes[value]
         events = self._events[value]
         writes = [index for index, event in enumerate(events) if self._is_write[event]]
         for place, index in enumerate(writes):
@@ -299,4 +299,4 @@ class Ledger:
                 self.begin[self.stage[start] + 1 : self.stage[end] + 1] += size
 
     def _in_forward(self, run: Run) -> bool:
-        return self.stage[run] < self.facts.boundary
+        return self.stage[run] < self.arrays.boundary

@@ -1,4 +1,4 @@
-"""The best schedule so far, and a search that takes it further in as many calls as one likes."""
+"""Local search in one order of first runs: the best schedule so far, and calls that improve it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ from dataclasses import replace
 from lowtide.graph.ir import OpId
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.search.descent import descend, tidy
-from lowtide.plan.search.destroy_repair import Dice, improve, lower
-from lowtide.plan.search.drop_choice import Taste
-from lowtide.plan.search.edited_schedule import Timeline, timeline_of
-from lowtide.plan.search.problem_arrays import Facts
+from lowtide.plan.search.destroy_repair import SearchRandom, improve, lower_peak
+from lowtide.plan.search.drop_choice import DropPolicy
+from lowtide.plan.search.edited_schedule import EditedSchedule, edit_schedule
+from lowtide.plan.search.policy import START
+from lowtide.plan.search.problem_arrays import ProblemArrays
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 
-# How far one stride goes: the next limit as a share of the one before.
-_STRIDE = 0.8
-# What an op of a hint seems to cost beside others.
-_LIKED = 0.07
-# A schedule being mended that takes this many times as long as the best one is given up.
-_HOPELESS = 1.1
-# The work of mending one: where it takes more, it is not a matter of a few drops.
-_MENDING = 200_000
 
-
-class Climb:
+class LocalSearch:
     """A search for the fastest schedule within a problem's budget, or the one of least peak while none is.
 
     Attributes:
@@ -35,7 +27,7 @@ class Climb:
 
     def __init__(self, problem: Problem, *, seed: int) -> None:
         self._problem = problem
-        self._facts: Facts | None = None
+        self._arrays: ProblemArrays | None = None
         self._seed = seed
         self._calls = 0
         self.schedule = Schedule.keep_all(problem.graph)
@@ -65,11 +57,11 @@ class Climb:
         If nothing fits in the end, the search for less memory begins at the schedule that was offered as the `last`; if
         that does not depend on the budget, a least peak found once is found again when it is the budget.
         """
-        trace = self._take(schedule)
+        trace = self._keep_if_better(schedule)
         if last:
             self._latest = schedule
         # The search can only go on from schedules whose first runs are in the given order.
-        if self._key(trace) < self._start_key and self._timeline(schedule) is not None:
+        if self._key(trace) < self._start_key and self._edit(schedule) is not None:
             self._start, self._start_key = schedule, self._key(trace)
 
     @property
@@ -78,104 +70,107 @@ class Climb:
         return not self._start_key[0]
 
     def improve(
-        self, work: int, *, anew: bool = False, hint: Collection[OpId] = (), until: float = float("inf")
+        self, work: int, *, restart: bool = False, rerun: Collection[OpId] = (), deadline: float = float("inf")
     ) -> None:
-        """Search on for about `work` units of work, until the clock shows `until` at most.
+        """Search on for about `work` units of work, until the clock shows `deadline` at most.
 
         Args:
             work: Effort, about in microseconds but counted in steps.
-            anew: Begin again at plain training and go down to the budget in strides, with some search at each.
-            hint: If given, begin again at plain training and go down to the budget by running these ops again rather
-                than others.
-            until: A time of `time.perf_counter`.
+            restart: Start at plain training and go down to the budget in strides, with some search at each.
+            rerun: If given, start at plain training and go down to the budget by running these ops again rather than
+                others.
+            deadline: A time of `time.perf_counter`.
         """
         self._calls += 1
-        dice = Dice(1_000_003 * self._seed + self._calls)
+        rng = SearchRandom(1_000_003 * self._seed + self._calls)
         limit = self._problem.budget_bytes
         if not self.fits:
-            self._reach(limit, dice, work)
+            self._lower_peak(limit, rng, work)
             return
-        if hint:
-            timeline = self._follow(hint, dice)
-        elif anew:
-            timeline = self._stride(dice, work // 2, until)
+        if rerun:
+            edited = self._descend_by(rerun, rng)
+        elif restart:
+            edited = self._descend_in_strides(rng, work // 2, deadline)
             work -= work // 2
         else:
-            timeline = self._timeline(self.schedule) or self._timeline(self._start)
-        if timeline is not None:
-            self._take(timeline.schedule())
-            # The way to the beginning counts, but not for more than half.
-            self._take(improve(timeline, limit, dice=dice, work=max(work // 2, work - timeline.work), until=until))
+            edited = self._edit(self.schedule) or self._edit(self._start)
+        if edited is not None:
+            self._keep_if_better(edited.schedule())
+            # The way to the start counts, but not for more than half.
+            self._keep_if_better(
+                improve(edited, limit, rng=rng, work=max(work // 2, work - edited.work), deadline=deadline)
+            )
 
-    def mend(self, schedule: Schedule) -> None:
+    def repair(self, schedule: Schedule) -> None:
         """Bring `schedule`, a legal one that may be above the budget, within it by a few drops, and offer that."""
         limit = self._problem.budget_bytes
-        hopeless = _HOPELESS * self._trace.seconds if self.fits else math.inf
+        max_seconds = START.max_slowdown * self._trace.seconds if self.fits else math.inf
         for area in (True, False):
-            timeline = self._timeline(schedule)
-            if timeline is None:
+            edited = self._edit(schedule)
+            if edited is None:
                 return
-            if descend(timeline, limit, Taste(area=area), hopeless=hopeless, work=_MENDING) <= limit:
-                tidy(timeline, limit)
-                self.offer(timeline.schedule(), last=False)
+            policy = DropPolicy(area=area)
+            if descend(edited, limit, policy, max_seconds=max_seconds, work=START.repair_work) <= limit:
+                tidy(edited, limit)
+                self.offer(edited.schedule(), last=False)
 
-    def _stride(self, dice: Dice, work: int, until: float) -> Timeline | None:
-        """Return a timeline within the budget, reached by way of larger ones; None if the way ends above it."""
-        timeline = self._timeline(Schedule.keep_all(self._problem.graph))
+    def _descend_in_strides(self, rng: SearchRandom, work: int, deadline: float) -> EditedSchedule | None:
+        """Return an edited schedule within the budget, reached by way of larger limits, or None if one is missed."""
+        edited = self._edit(Schedule.keep_all(self._problem.graph))
         limit, budget = self._problem.baseline.peak_bytes, self._problem.budget_bytes
-        strides = max(1, math.ceil(math.log(limit / budget, 1 / _STRIDE)))
-        while limit > budget and timeline is not None:
-            limit = max(budget, int(limit * _STRIDE))
-            if descend(timeline, limit, Taste()) > limit:
-                timeline.undo()
-                if descend(timeline, limit, Taste(area=False)) > limit:
+        strides = max(1, math.ceil(math.log(limit / budget, 1 / START.stride)))
+        while limit > budget and edited is not None:
+            limit = max(budget, int(limit * START.stride))
+            if descend(edited, limit, DropPolicy()) > limit:
+                edited.undo()
+                if descend(edited, limit, DropPolicy(area=False)) > limit:
                     return None
-            tidy(timeline, limit)
-            schedule = improve(timeline, limit, dice=dice, work=work // strides, until=until)
-            timeline = self._timeline(schedule)
-        return timeline
+            tidy(edited, limit)
+            schedule = improve(edited, limit, rng=rng, work=work // strides, deadline=deadline)
+            edited = self._edit(schedule)
+        return edited
 
-    def _follow(self, hint: Collection[OpId], dice: Dice) -> Timeline | None:
-        """Return a timeline within the budget that runs the ops of `hint` again rather than others, or None."""
-        liked, limit = frozenset(hint), self._problem.budget_bytes
-        costs = self._problem.costs
-        seconds = tuple(_LIKED * cost if op in liked else cost for op, cost in enumerate(costs.seconds))
-        facts = Facts(self._problem.graph, replace(costs, seconds=seconds))
-        area = dice.few.random() < 0.5
-        for taste in (Taste(area=area), Taste(area=not area)):
-            timeline = Timeline(facts)
-            if descend(timeline, limit, taste) <= limit:
-                tidy(timeline, limit)
-                found = self._timeline(timeline.schedule())
+    def _descend_by(self, rerun: Collection[OpId], rng: SearchRandom) -> EditedSchedule | None:
+        """Return an edited schedule within the budget that runs the ops `rerun` again rather than others, or None."""
+        preferred, limit = frozenset(rerun), self._problem.budget_bytes
+        costs, factor = self._problem.costs, START.preferred_cost
+        seconds = tuple(factor * cost if op in preferred else cost for op, cost in enumerate(costs.seconds))
+        arrays = ProblemArrays(self._problem.graph, replace(costs, seconds=seconds))
+        area = rng.coin()
+        for policy in (DropPolicy(area=area), DropPolicy(area=not area)):
+            edited = EditedSchedule(arrays)
+            if descend(edited, limit, policy) <= limit:
+                tidy(edited, limit)
+                found = self._edit(edited.schedule())
                 if found is not None:
                     tidy(found, limit)
-                    found.work += timeline.work
+                    found.work += edited.work
                     return found
         return None
 
-    def _reach(self, limit: int, dice: Dice, work: int) -> None:
-        """Look for a schedule within `limit`; but for where it ends, the way there does not depend on it."""
-        timeline = self._timeline(self._latest)
-        if timeline is None:
+    def _lower_peak(self, limit: int, rng: SearchRandom, work: int) -> None:
+        """Look for a schedule within `limit`; only where the search ends depends on the limit."""
+        edited = self._edit(self._latest)
+        if edited is None:
             return
-        lower(timeline, enough=limit, dice=dice, work=work)
-        self._latest = timeline.schedule()
-        self._take(self._latest)
+        lower_peak(edited, enough=limit, rng=rng, work=work)
+        self._latest = edited.schedule()
+        self._keep_if_better(self._latest)
         if self.fits:
-            tidy(timeline, limit)
-            self._start = timeline.schedule()
-            self._take(self._start)
+            tidy(edited, limit)
+            self._start = edited.schedule()
+            self._keep_if_better(self._start)
 
-    def _take(self, schedule: Schedule) -> Trace:
+    def _keep_if_better(self, schedule: Schedule) -> Trace:
         trace = self._problem.price(schedule)
         if self._key(trace) < self._key(self._trace):
             self.schedule, self._trace = schedule, trace
         return trace
 
-    def _timeline(self, schedule: Schedule) -> Timeline | None:
-        if self._facts is None:
-            self._facts = Facts(self._problem.graph, self._problem.costs)
-        return timeline_of(self._facts, schedule)
+    def _edit(self, schedule: Schedule) -> EditedSchedule | None:
+        if self._arrays is None:
+            self._arrays = ProblemArrays(self._problem.graph, self._problem.costs)
+        return edit_schedule(self._arrays, schedule)
 
     def _key(self, trace: Trace) -> tuple[bool, float, float]:
         if self._problem.fits(trace):

@@ -8,13 +8,13 @@ from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, OpId, ValueId
 
 
-class Facts:
+class ProblemArrays:
     """A graph and its costs in the search's terms.
 
-    Three things of the graph become reads and writes like any other, so that a timeline needs no rules for them. The
-    generator state of an op that may be replayed is a value: the first run writes it, repeated runs read it, and it
-    takes no room unless one does. A handover is read by the last op of forward, an output of backward by the last op of
-    all; until then it may be dropped.
+    Three things of the graph become reads and writes like any other, so that an edited schedule needs no rules for
+    them. The generator state of an op that may be replayed is a value: the first run writes it, repeated runs read it,
+    and it takes no room unless one does. A handover is read by the last op of forward, an output of backward by the
+    last op of all; until then it may be dropped.
 
     Attributes:
         num_ops: Number of ops.

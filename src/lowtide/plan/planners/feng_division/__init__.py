@@ -1,6 +1,5 @@
 """Dividing a graph of tensors into segments that are recomputed whole (Feng and Huang 2021).
 
-`multigraph` is the noun; `tree` divides it, with `segments` for the parts that are neither in a row nor side by side;
-`chain` cuts a row under a threshold; `terms` searches the thresholds; `solve` puts them together; `view` makes the
-multigraph of a training graph, and `family` the schedules of many thresholds.
+`multigraph` is the graph of tensors, made of a training graph; `tree` divides it; `chain` cuts a row under a threshold;
+`terms` searches the thresholds; `family` makes the schedules of many thresholds.
 """

@@ -1,8 +1,8 @@
 """Cutting a row of vertices under a threshold, and the best cut over all thresholds.
 
 Between two kept vertices lies a segment; it costs what lies strictly inside it. With a threshold no segment may cost
-more, except a single step from a vertex to the next: in a chain thresholds begin at the dearest step, and in a graph
-such a step is divided further.
+more, except a single step from a vertex to the next: in a chain thresholds begin at the most expensive step, and in a
+graph such a step is divided further.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ChainCut:
     Attributes:
         checkpoints: The vertices kept, by position.
         total: Cost of keeping them plus `max_term`.
-        max_term: Cost of the dearest segment.
+        max_term: Cost of the most expensive segment.
     """
 
     checkpoints: tuple[int, ...]
@@ -91,7 +91,7 @@ class ChainCut:
 def solve_chain(
     stored: Sequence[int], *, inside: Sequence[int] | None = None, between: Sequence[int] | None = None
 ) -> ChainCut:
-    """Return the checkpoints of a chain that minimise their cost plus the cost of the dearest segment.
+    """Return the checkpoints of a chain that minimise their cost plus the cost of the most expensive segment.
 
     Example:
         ```python

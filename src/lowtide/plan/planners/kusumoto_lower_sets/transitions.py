@@ -131,13 +131,13 @@ class Shape:
         groups: list[VertexSet] = []
         for index in members(present):
             ends = self.ends[index]
-            apart = []
+            separate = []
             for group in groups:
                 if group & ends:
                     ends |= group
                 else:
-                    apart.append(group)
-            groups = [*apart, ends]
+                    separate.append(group)
+            groups = [*separate, ends]
         return groups
 
     def _pulled(self, group: VertexSet, groups: list[VertexSet]) -> VertexSet:

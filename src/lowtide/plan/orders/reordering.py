@@ -1,12 +1,74 @@
-"""Orders of first runs other than the given one, and schedules without redundant runs."""
+"""Other orders of first runs: which are worth a trial, a problem in one, and schedules without redundant runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from lowtide.graph.ir import Graph, OpId, ValueId
+from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class ReorderedProblem:
+    """A problem whose ops are in another order.
+
+    Attributes:
+        problem: The problem with its ops in that order.
+        order: For every op of that problem, the op it is of the problem as given.
+    """
+
+    problem: Problem
+    order: tuple[OpId, ...]
+
+    @staticmethod
+    def of(problem: Problem, order: Sequence[OpId]) -> ReorderedProblem:
+        """Return `problem` with its ops in `order`, which must be legal."""
+        graph, costs = problem.graph, problem.costs
+        place = {op: new for new, op in enumerate(order)}
+        values = tuple(
+            value if value.producer is None else replace(value, producer=place[value.producer])
+            for value in graph.values
+        )
+        seen = Problem(
+            replace(graph, ops=tuple(graph.ops[op] for op in order), values=values),
+            replace(
+                costs,
+                seconds=tuple(costs.seconds[op] for op in order),
+                workspace_bytes=tuple(costs.workspace_bytes[op] for op in order),
+            ),
+            problem.budget_bytes,
+        )
+        return ReorderedProblem(seen, tuple(order))
+
+    def to_given(self, schedule: Schedule) -> Schedule:
+        """Return what a schedule of the reordered problem is for the problem as given."""
+        return _translated(schedule, self.order)
+
+    def from_given(self, schedule: Schedule) -> Schedule:
+        """Return what a schedule of the problem as given is for the reordered one."""
+        return _translated(schedule, self._places())
+
+    def ops_from_given(self, ops: Iterable[OpId]) -> frozenset[OpId]:
+        """Return what ops of the problem as given are in the reordered one."""
+        places = self._places()
+        return frozenset(places[op] for op in ops)
+
+    def ops_to_given(self, ops: Iterable[OpId]) -> frozenset[OpId]:
+        """Return what ops of the reordered problem are in the problem as given."""
+        return frozenset(self.order[op] for op in ops)
+
+    def _places(self) -> list[OpId]:
+        places = [0] * len(self.order)
+        for place, op in enumerate(self.order):
+            places[op] = place
+        return places
+
+
+def _translated(schedule: Schedule, names: Sequence[OpId]) -> Schedule:
+    return Schedule(tuple(names[op] for op in schedule.forward), tuple(names[op] for op in schedule.backward))
 
 
 def releasing(graph: Graph, *, last: bool = False) -> tuple[OpId, ...]:
@@ -51,8 +113,8 @@ def _growth(graph: Graph, op: OpId, left: dict[int, int]) -> int:
     return made - sum(graph.values[value].bytes for value in last)
 
 
-def without_idle_runs(graph: Graph, schedule: Schedule) -> Schedule:
-    """Return `schedule`, a legal one, without the runs that another one of the same op in the same phase makes idle."""
+def without_redundant_runs(graph: Graph, schedule: Schedule) -> Schedule:
+    """Return a legal `schedule` without the runs that another run of the same op in the same phase makes redundant."""
     wanted: set[ValueId] = set()
     # What backward reads first is decided before forward is looked at.
     backward = _useful(graph, schedule.backward, wanted)
