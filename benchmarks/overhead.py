@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", default=DEFAULT, help="models to run")
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds, at least 2")
     parser.add_argument("--planner", default="auto")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for overhead.md and overhead.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for overhead.md and overhead.jsonl")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:

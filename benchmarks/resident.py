@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=tuple(SIZES), default=tuple(SIZES), help="models to run")
     parser.add_argument("--default-malloc", action="store_true", help="leave the allocator's settings alone")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for resident.md and resident.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for resident.md and resident.jsonl")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
