@@ -36,7 +36,7 @@ MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_T
 def high_water_bytes() -> int:
     """Return the largest resident set this process has had.
 
-    `ru_maxrss` alone would do, but Linux lets a child inherit it from the parent; VmHWM begins anew.
+    `ru_maxrss` alone would do, but Linux lets a child inherit it from the parent; VmHWM starts again from zero.
     """
     status = Path("/proc/self/status")
     if status.exists():

@@ -23,7 +23,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` after the block."""
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        after: Tensor = x + self.mlp(self.norm2(x))
+        return after
 
 
 class GPT(nn.Module):
@@ -80,7 +81,8 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return `x` after the layer; `mask` is true where attention is allowed."""
         x = x + self.attention(self.norms[0](x), mask=mask)
-        return x + self.mlp(self.norms[1](x))
+        after: Tensor = x + self.mlp(self.norms[1](x))
+        return after
 
 
 class DecoderLayer(nn.Module):
@@ -97,7 +99,8 @@ class DecoderLayer(nn.Module):
         """Return `x` after the layer; `mask` is true where `memory` may be attended to."""
         x = x + self.attention(self.norms[0](x))
         x = x + self.cross(self.norms[1](x), memory, mask)
-        return x + self.mlp(self.norms[2](x))
+        after: Tensor = x + self.mlp(self.norms[2](x))
+        return after
 
 
 class EncoderDecoder(nn.Module):
@@ -173,7 +176,8 @@ class Experts(nn.Module):
         choice = F.one_hot(index, experts)
         # Slots are given out by rank first, so that no second choice displaces a first one.
         by_rank = choice.transpose(0, 1).flatten(0, 1)
-        slot = ((by_rank.cumsum(0) - 1) * by_rank).sum(-1).unflatten(0, (self.chosen, tokens)).T
+        taken = ((by_rank.cumsum(0) - 1) * by_rank).sum(-1)
+        slot = taken.unflatten(0, (self.chosen, tokens)).T  # type: ignore[no-untyped-call]
         room = F.one_hot(slot.clamp(max=capacity), capacity + 1)[..., :capacity]
         combine = torch.einsum("tk,tke,tkc->tec", weights, choice.to(weights.dtype), room.to(weights.dtype))
         return combine, choice[:, 0].to(weights.dtype)
@@ -211,7 +215,9 @@ class MoE(nn.Module):
         for block in self.blocks:
             x, balance = block(x)
             extra = extra + balance
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten()) + 0.01 * extra
+        loss = F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        total: Tensor = loss + 0.01 * extra
+        return total
 
 
 def moe(
