@@ -146,5 +146,15 @@ def test_two_commands_lead_from_a_clone_to_a_report_of_an_own_model(tmp_path: Pa
     assert "my_model.py" in page
 
 
+PATH = re.compile(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`")
+
+
+@pytest.mark.parametrize("page", ["docs/glossary.md", "docs/architecture.md"])
+def test_files_named_for_contributors_are_there(page: str) -> None:
+    named = PATH.findall((ROOT / page).read_text())
+    assert len(named) > 20
+    assert not [path for path in named if not (ROOT / "src" / "lowtide" / path).exists()]
+
+
 def test_the_version_is_one() -> None:
     assert lowtide.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
