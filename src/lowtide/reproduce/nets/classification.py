@@ -180,10 +180,11 @@ class _ResponseNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Return the gradient of `x`."""
+        x: Tensor
+        base: Tensor
         x, base = ctx.saved_tensors
-        direct: Tensor = gradient * base.pow(-_BETA)
-        through: Tensor = 2 * _ALPHA * _BETA * x * _window_sum(direct * x / base)
-        return direct - through
+        direct = gradient * base.pow(-_BETA)
+        return direct - 2 * _ALPHA * _BETA * x * _window_sum(direct * x / base)
 
 
 def _window_sum(x: Tensor) -> Tensor:

@@ -27,7 +27,9 @@ def loss_of(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     loss: Tensor | None = output["loss"] if isinstance(output, dict) else getattr(output, "loss", None)
-    first: Tensor = output[0] if loss is None else loss
+    if loss is not None:
+        return loss
+    first: Tensor = output[0]
     return first
 
 
