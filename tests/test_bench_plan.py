@@ -19,7 +19,6 @@ import checks  # noqa: E402
 import common  # noqa: E402
 import limits  # noqa: E402
 import plan  # noqa: E402
-import plan_page  # noqa: E402
 import published  # noqa: E402
 from lowtide.graph import samples  # noqa: E402
 from lowtide.plan.core.problem import Problem  # noqa: E402
@@ -210,36 +209,3 @@ def test_a_run_that_keeps_rows_writes_those_of_models_not_reached_yet(monkeypatc
     both = {("gpt", "greedy"), ("gpt", "keep_all"), ("unet", "greedy")}
     # What is about another problem goes when its model is run.
     assert written == [both | {("unet", "dtr")}, both | {("unet", "keep_all")}]
-
-
-def test_rows_are_written_one_a_line_and_read_again(tmp_path):
-    path = tmp_path / "plan.jsonl"
-    assert common.read_rows(path) == []
-    common.write_rows(path, GOOD, {"machine": "some"})
-    assert len(path.read_text().splitlines()) == 1 + len(GOOD)
-    common.append_row(path, {"model": "unet"})
-    assert common.read_rows(path) == [*GOOD, {"model": "unet"}]
-    assert common.kept_rows("plan", {"gpt", "unet"}, tmp_path) == [{"model": "lstm", "skipped": "not installed"}]
-
-
-def test_the_page_has_a_line_for_each_model_and_says_what_failed():
-    page = plan_page.page([*GOOD, row("auto", 80, 0.5, model="unet", fits=False)], "About.")
-    lines = [line for line in page.splitlines() if line.startswith("| ")]
-    assert [line.split(" | ")[0] for line in lines] == ["| model", "| gpt", "| unet"]
-    assert "2 of 2 | 1.00% | 5.00% | -" in lines[1]
-    assert "0 of 1 | - | - | -" in lines[2]
-    assert "lstm: not installed" in page
-
-
-MOST_LINES_OF_A_PAGE = 60
-PAGES = sorted(common.RESULTS.glob("*.md"))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_results_in_git_are_rows_and_a_summary(page):
-    assert len(page.read_text().splitlines()) <= MOST_LINES_OF_A_PAGE
-    assert common.read_rows(page.with_suffix(".jsonl"))
-
-
-def test_nothing_else_is_among_the_results():
-    assert {path.suffix for path in common.RESULTS.iterdir()} <= {".jsonl", ".md", ".png"}
