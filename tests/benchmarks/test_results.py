@@ -7,8 +7,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import common  # noqa: E402
-import plan_page  # noqa: E402
+import common
+import plan_page
 
 MOST_LINES_OF_A_PAGE = 60
 PAGES = sorted(common.RESULTS.glob("*.md"))
