@@ -156,7 +156,7 @@ def draw(path: Path) -> None:
         Patch(fc=WITHOUT_TORCH, ec="0.3", label="works without torch"),
         Patch(fc=WITH_TORCH, ec="0.3", label="needs torch"),
     ]
-    figure.legend(handles=legend, loc="lower right", ncols=2, frameon=False)
+    figure.legend(handles=legend, loc="outside lower right", ncols=2, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
 
