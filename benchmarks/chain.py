@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import sys
 import time
@@ -26,7 +25,20 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import lowtide
-from common import RESULTS, Row, describe_machine, emit, mib, number, run_child, table, text, write_results
+from common import (
+    MIB,
+    RESULTS,
+    Row,
+    describe_machine,
+    emit,
+    kept_rows,
+    mib,
+    number,
+    run_child,
+    table,
+    text,
+    write_results,
+)
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.chain_dp.emit import emit as schedule_of
@@ -436,11 +448,10 @@ SEQUENTIAL_COLUMNS = {
     "chain": text("chain"),
     "segments": text("segments"),
     "plain MiB": mib("plain_bytes"),
-    "checkpoint_sequential MiB": mib("their_bytes"),
-    "rotor MiB": mib("our_bytes"),
+    "at a peak of, MiB": text("peaks"),
     "checkpoint_sequential extra": percent("their_extra"),
     "rotor extra": percent("our_extra"),
-    "rotor slower in": lambda row: f"{row['slower']} of {row['pairs']}",
+    "rotor slower in": text("slower"),
     "checkpoint_sequential extra, predicted": percent("their_predicted_extra"),
     "rotor extra, predicted": percent("predicted_extra"),
 }
@@ -450,6 +461,22 @@ CALL_COLUMNS = {
     "us beyond plain with forward twice": number("own", ".0f"),
     "share of checkpoint's": number("ratio", ".2f"),
 }
+
+
+def chain_lines(rows: Sequence[Row]) -> list[Row]:
+    """Return one line per chain beside `checkpoint_sequential`: medians over its numbers of segments."""
+    lines = []
+    for name in dict.fromkeys(row["chain"] for row in rows):
+        mine = [row for row in rows if row["chain"] == name]
+        keys = ("their_extra", "our_extra", "their_predicted_extra", "predicted_extra")
+        line: Row = {"chain": name, **{key: median(row[key] for row in mine) for key in keys}}
+        line["plain_bytes"] = mine[0]["plain_bytes"]
+        line["segments"] = ", ".join(str(row["segments"]) for row in mine)
+        peaks = sorted(row["their_bytes"] / MIB for row in mine)
+        line["peaks"] = f"{peaks[0]:.1f} to {peaks[-1]:.1f}"
+        line["slower"] = f"{sum(row['slower'] for row in mine)} of {sum(row['pairs'] for row in mine)}"
+        lines.append(line)
+    return lines
 
 
 def growth(rows: Sequence[Row]) -> list[str]:
@@ -482,7 +509,9 @@ def page(rows: Sequence[Row], pairs: int) -> str:
         "so that 2,048 steps of plain training fit this machine. Peaks include the gradients of the weights. "
         "Times are of one step each, for a step takes minutes, while its peak is measured.",
         "",
-        table(of["lstm"], LSTM_COLUMNS),
+        table([row for row in of["lstm"] if row["length"] in (LENGTHS[0], LENGTHS[-1])], LSTM_COLUMNS),
+        "",
+        "Every length is in `chain.jsonl`. What the peaks grow by:",
         "",
         *(growth(of["lstm"]) if of["lstm"] else []),
         "",
@@ -499,9 +528,10 @@ def page(rows: Sequence[Row], pairs: int) -> str:
         "The budget is the peak measured for `checkpoint_sequential`. Where blocks are alike, recomputing the fewest "
         "that fit is all there is to choose, and `checkpoint_sequential` often recomputes as few: then both take "
         "as long, and which of them is slower in a turn is chance. A row counts as higher if the prediction is, or if "
-        f"rotor is the slower one in so many turns that chance has a probability of less than {UNLIKELY:.1%}.",
+        f"rotor is the slower one in so many turns that chance has a probability of less than {UNLIKELY:.1%}. "
+        "A line is the median over the numbers of segments.",
         "",
-        table(of["sequential"], SEQUENTIAL_COLUMNS),
+        table(chain_lines(of["sequential"]), SEQUENTIAL_COLUMNS),
         "",
         "## The cost of a call",
         "",
@@ -541,9 +571,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 def earlier(directory: Path, cases: set[str]) -> list[Row]:
     """Return the rows of `cases` that are in `directory` already."""
-    path = directory / "chain.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in rows if row["case"] in cases]
+    return [row for row in kept_rows("chain", directory=directory) if row["case"] in cases]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -551,7 +579,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), help="cases to run")
     parser.add_argument("--pairs", type=int, default=11, help="timed pairs of steps, at least 8")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for chain.md and chain.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for chain.md and chain.jsonl")
     parser.add_argument("--child", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:

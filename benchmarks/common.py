@@ -121,20 +121,37 @@ def number(key: str, form: str) -> Callable[[Row], str]:
     return lambda row: "-" if row.get(key) is None else format(row[key], form)
 
 
-def write_results(name: str, *, rows: Sequence[Row], markdown: str, directory: Path = RESULTS) -> list[Path]:
-    """Write `name.json` and `name.md`, and return their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
-    data, page = directory / f"{name}.json", directory / f"{name}.md"
-    data.write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")
+def write_rows(path: Path, rows: Iterable[Row], about: Row) -> None:
+    """Write a results file: what the rows are `about`, such as the machine, in the first line; then one row a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(each) + "\n" for each in (about, *rows)))
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add `row` to a results file; a new file begins with the machine."""
+    if not path.exists():
+        write_rows(path, (), {"machine": machine()})
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a results file, or none if there is no such file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines[1:]]
+
+
+def write_results(name: str, *, rows: Iterable[Row], markdown: str, directory: Path = RESULTS) -> list[Path]:
+    """Write all rows to `name.jsonl` and their summary to `name.md`, and return the paths."""
+    data, page = directory / f"{name}.jsonl", directory / f"{name}.md"
+    write_rows(data, rows, {"machine": machine()})
     page.write_text(markdown + "\n")
     return [data, page]
 
 
-def kept_rows(name: str, models: Collection[str], directory: Path = RESULTS) -> list[Row]:
-    """Return the rows that the last run wrote to `name.json`, without those of `models`."""
-    path = directory / f"{name}.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in rows if row["model"] not in models]
+def kept_rows(name: str, models: Collection[str] = (), directory: Path = RESULTS) -> list[Row]:
+    """Return the rows that the last run wrote to `name.jsonl`, without those of `models`."""
+    return [row for row in read_rows(directory / f"{name}.jsonl") if row.get("model") not in models]
 
 
 def describe_machine() -> str:

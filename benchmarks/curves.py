@@ -9,7 +9,6 @@ every share from 95 to 15 %; the grey line is the best of all planners.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import PercentFormatter
 
 import lowtide
+from common import read_rows, write_rows
 from lowtide.errors import PlannerRefusedError
 from lowtide.plan import registry
 from lowtide.plan.core.problem import Problem
@@ -26,18 +26,20 @@ from lowtide.plan.solve import solve
 from lowtide.testing.models import MODELS
 
 mpl.use("Agg")
-mpl.rcParams["svg.hashsalt"] = "lowtide"
 NETWORKS = {"gpt": "GPT", "resnet50": "ResNet-50", "unet": "U-Net"}
 SHARES = (95, 90, 85, 80, 75, 70, 65, 60, 55, 50, 45, 40, 35, 30, 25, 20, 15)
 LEFT_OUT = {"brute_force", "keep_all", "auto_thorough"}
 OUT = Path(__file__).parents[1] / "docs" / "images" / "planners"
+COSTS = "t4"
 Point = tuple[float, float]
+# The points of each planner on each network.
+Curves = dict[str, dict[str, list[Point]]]
 
 
 def problem_of(name: str) -> Problem:
     """Return the training graph of one of our own models, for a T4."""
     model, args, kwargs = MODELS[name]()
-    return lowtide.plan(model, args, kwargs, budget="100%", planner="keep_all", costs="t4").problem
+    return lowtide.plan(model, args, kwargs, budget="100%", planner="keep_all", costs=COSTS).problem
 
 
 def curve(problem: Problem, planner: str) -> list[Point]:
@@ -64,7 +66,25 @@ def front(points: set[Point]) -> list[Point]:
     return kept[::-1]
 
 
-def draw(planner: str, curves: dict[str, dict[str, list[Point]]], path: Path) -> None:
+def read(path: Path) -> Curves:
+    """Return the curves of an earlier run."""
+    curves: Curves = {}
+    for row in read_rows(path):
+        curves.setdefault(row["network"], {})[row["planner"]] = [(share, overhead) for share, overhead in row["points"]]
+    return curves
+
+
+def write(path: Path, curves: Curves) -> None:
+    """Write one line per network and planner."""
+    rows = (
+        {"network": name, "planner": planner, "points": points}
+        for name, found in curves.items()
+        for planner, points in found.items()
+    )
+    write_rows(path, rows, {"costs": COSTS, "point": ["share of the unplanned peak", "overhead"]})
+
+
+def draw(planner: str, curves: Curves, path: Path) -> None:
     """Write the picture of one planner."""
     figure, axes = plt.subplots(1, len(NETWORKS), figsize=(10, 3.1), sharey=True, layout="constrained")
     for axis, (name, label) in zip(axes, NETWORKS.items(), strict=True):
@@ -82,7 +102,7 @@ def draw(planner: str, curves: dict[str, dict[str, list[Point]]], path: Path) ->
     axes[0].set_ylabel("extra time of a step")
     axes[-1].legend(fontsize=8, loc="upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
@@ -94,19 +114,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", action="store_true", help="keep the curves of other planners from an earlier run")
     options = parser.parse_args(argv)
     planners = options.planners or [name for name in registry.names() if name not in LEFT_OUT]
-    data = options.out / "curves.json"
-    known = json.loads(data.read_text()) if options.keep and data.exists() else {}
-    curves: dict[str, dict[str, list[Point]]] = {}
+    data = options.out / "curves.jsonl"
+    known = read(data) if options.keep else {}
+    curves: Curves = {}
     for name in NETWORKS:
         problem = problem_of(name)
-        curves[name] = {planner: [(x, y) for x, y in points] for planner, points in known.get(name, {}).items()}
+        curves[name] = dict(known.get(name, {}))
         for planner in planners:
             curves[name][planner] = curve(problem, planner)
             print(f"{name:<10} {planner:<16} {len(curves[name][planner])} points", flush=True)
     drawn = list(dict.fromkeys(planner for found in curves.values() for planner in found))
     for planner in drawn:
-        draw(planner, curves, options.out / f"{planner}.svg")
-    data.write_text(json.dumps(curves, indent=1) + "\n")
+        draw(planner, curves, options.out / f"{planner}.png")
+    write(data, curves)
     print(f"Wrote {len(drawn)} pictures to {options.out}")
     return 0
 

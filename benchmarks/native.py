@@ -262,20 +262,56 @@ def violations(row: Row) -> list[str]:
     return found
 
 
+def describe(row: Row) -> str:
+    """Return the progress line of a row."""
+    head = f"{row['model']:<22} {row.get('rival', ''):<32}"
+    if "fits" not in row:
+        return f"{head} {_note(row)}"
+    figures = f"{mib('measured_bytes')(row)} MiB, rival {row['rival_overhead']:.2%}, ours {row['overhead']:.2%}"
+    return f"{head} {figures}, {row['planning_seconds']:.1f} s  {_note(row)}"
+
+
+def _note(row: Row) -> str:
+    return "; ".join(row["violations"]) or str(row.get("failed") or row.get("skipped") or "-").replace("|", "/")
+
+
+def model_lines(rows: Sequence[Row]) -> list[Row]:
+    """Return one line per model: means over its points at which the rival recomputes anything."""
+    lines = []
+    for name in dict.fromkeys(row["model"] for row in rows):
+        line: Row = {"model": name}
+        mine = [row for row in rows if row["model"] == name]
+        for kind in RIVALS:
+            paid = [row for row in _points(mine, kind) if row["rival_overhead"] > 0]
+            line[f"{kind} points"] = len(paid)
+            if paid:
+                line[f"{kind} theirs"] = mean(row["rival_overhead"] for row in paid)
+                line[f"{kind} ours"] = mean(row["overhead"] for row in paid)
+                line[f"{kind} worst"] = max(row["overhead"] / row["rival_overhead"] for row in paid)
+        line["note"] = "; ".join(dict.fromkeys(note for note in map(_note, mine) if note != "-")) or "-"
+        lines.append(line)
+    return lines
+
+
+def _points(rows: Sequence[Row], kind: str) -> list[Row]:
+    return [row for row in rows if row.get("rival", "").startswith(kind) and row.get("fits")]
+
+
+def _columns(kind: str) -> dict[str, Callable[[Row], str]]:
+    return {
+        f"{kind}: points": text(f"{kind} points"),
+        f"{kind}: theirs": number(f"{kind} theirs", ".2%"),
+        f"{kind}: ours": number(f"{kind} ours", ".2%"),
+        f"{kind}: largest ratio": number(f"{kind} worst", ".2f"),
+    }
+
+
+RIVALS = ("budget", "checkpoint")
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "model": text("model"),
-    "rival": text("rival"),
-    "measured peak MiB": mib("measured_bytes"),
-    "share of unplanned": lambda row: f"{_share_of_peak(row):.1%}" if "measured_bytes" in row else "-",
-    "simulated MiB": mib("simulated_bytes"),
-    "rival's overhead": number("rival_overhead", ".2%"),
-    "ours": number("overhead", ".2%"),
-    "bound": number("bound", ".2%"),
-    "our peak MiB": mib("peak_bytes"),
-    "planning s": number("planning_seconds", ".1f"),
-    "note": lambda row: (
-        "; ".join(row["violations"]) or str(row.get("failed") or row.get("skipped") or "-").replace("|", "/")
-    ),
+    **_columns("budget"),
+    **_columns("checkpoint"),
+    "note": lambda row: row["note"][:120],
 }
 
 
@@ -286,8 +322,8 @@ def _share_of_peak(row: Row) -> float:
 def figures(rows: Sequence[Row]) -> list[str]:
     """Return the comparison in a few lines, for each kind of rival and for points below the unplanned peak alone."""
     lines = []
-    for kind in ("budget", "checkpoint"):
-        mine = [row for row in rows if row.get("rival", "").startswith(kind) and row.get("fits")]
+    for kind in RIVALS:
+        mine = _points(rows, kind)
         missed = sum(bool(row["violations"]) for row in rows if row.get("rival", "").startswith(kind))
         for what, some in (
             ("all points", mine),
@@ -319,7 +355,9 @@ def page(rows: Sequence[Row]) -> str:
             "",
             *(f"- {line}" for line in figures(rows)),
             "",
-            table(rows, COLUMNS),
+            "Means over the points at which the rival recomputes anything; every point is in `native.jsonl`.",
+            "",
+            table(model_lines(rows), COLUMNS),
         ]
     )
 
@@ -333,7 +371,7 @@ def rows_of(name: str, options: argparse.Namespace) -> Iterator[Row]:
     if options.measured and measured.exists():
         rows = json.loads(measured.read_text())
     else:
-        # Both graphs are measured anew: costs of one in the cache may be of a day on which the machine was busy.
+        # Both graphs are measured again: the costs of one in the cache may be of a day on which the machine was busy.
         with tempfile.TemporaryDirectory() as empty:
             rows = list(run_child(__file__, asked, env={"LOWTIDE_CACHE_DIR": empty}))
         measured.write_text(json.dumps(rows))
@@ -355,14 +393,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--measured", action="store_true", help="plan again for what was measured last, if there is any"
     )
     parser.add_argument("--keep", action="store_true", help="keep the rows of the last run of models not run again")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for native.md and native.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for native.md and native.jsonl")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
         run_model(options.child, options.ratios, options.problems / f"{options.child}.json")
         return 0
     refuse_unknown(parser, "model", options.only, zoo.ALL)
-    rows = kept_rows("native", (), options.out) if options.keep else []
+    rows = kept_rows("native", directory=options.out) if options.keep else []
     for name in options.only:
         # Rows of models that are not reached yet stay: what is written on the way must not lose them.
         rows = [row for row in rows if row["model"] != name]
@@ -370,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             row = {"model": name, **row}
             row["violations"] = violations(row)
             rows.append(row)
-            print("  ".join(show(row) for show in COLUMNS.values()), flush=True)
+            print(describe(row), flush=True)
         rows.sort(key=lambda row: list(zoo.ALL).index(row["model"]))
         written = write_results("native", rows=rows, markdown=page(rows), directory=options.out)
     print("\n".join(figures(rows)))

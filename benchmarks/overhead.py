@@ -3,8 +3,8 @@
 Plain eager steps, unplanned steps and planned steps of one model take turns in one process, each round in another
 order, so that a change in the machine's load hits all of them. The measured overhead is the median over the rounds of
 the planned step's seconds over the unplanned one's, less one; both run the same captured graph in the same way. The
-difference to the plan's own figure is given in points, that is in hundredths of a step. Ops are measured anew: costs in
-the cache may be of a day on which the machine had other work. The C library is told to keep freed memory, as PyTorch's
+difference to the plan's own figure is given in points, that is in hundredths of a step. Ops are measured again: cached
+costs may be of a day on which the machine had other work. The C library is told to keep freed memory, as PyTorch's
 own allocator for accelerators does: fresh pages in every step take time that no op has, most in the unplanned step.
 
     python benchmarks/overhead.py --only gpt --rounds 20
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="NAME", default=DEFAULT, help="models to run")
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds, at least 2")
     parser.add_argument("--planner", default="auto")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for overhead.md and overhead.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for overhead.md and overhead.jsonl")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:

@@ -4,7 +4,7 @@ Each model is captured once, with measured costs, and kept in out/problems. Ever
 40, 30, 25 and 20 % of the unplanned peak, in a process of its own with a time limit. Overheads and peaks are the
 simulator's; the bound is proved for the graph, its costs and its order of first computations, and the gap is what the
 overhead exceeds it by. Where `auto` has a schedule in an order of its own that is faster than any in the given order
-can be, the bound is what is proved about that other order; what is proved about the given one is shown beside it. A
+can be, the bound is what is proved about that other order; what is proved about the given one is `given_bound`. A
 planner other than `auto` that runs out of time at one budget of a model is not tried at the others of that model; these
 count as out of time as well. Budgets are planned from the least on, and `auto` is given its schedule for the budget
 before.
@@ -15,20 +15,20 @@ before.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import zoo
 from checks import BEST, checks, failed
-from common import RESULTS, Row, describe_machine, mib, number, refuse_unknown, table, text, write_results
+from common import RESULTS, Row, kept_rows, refuse_unknown, write_results
 from limits import SCHEDULE, Job, planned, run_jobs
 from lowtide.plan import registry
 from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
+from plan_page import page
 from plan_picture import draw
 from problems import FOLDER, problem_of
 
@@ -107,8 +107,9 @@ def run(options: argparse.Namespace, kept: Sequence[Row]) -> list[Row]:
 
 def save(rows: Sequence[Row], out: Path) -> list[Path]:
     """Write table, data and picture, and return their paths; done after every model, for the whole takes hours."""
-    written = write_results("plan", rows=rows, markdown=page(rows), directory=out)
-    return [*written, draw(rows, out / "plan.svg")]
+    about = (__doc__ or "").split("\n\n")[1]
+    written = write_results("plan", rows=rows, markdown=page(rows, about), directory=out)
+    return [*written, draw(rows, out / "plan.png")]
 
 
 def unique(rows: Sequence[Row]) -> list[Row]:
@@ -143,85 +144,6 @@ def describe(row: Row) -> str:
     )
 
 
-COLUMNS: dict[str, Callable[[Row], str]] = {
-    "model": text("model"),
-    "budget": lambda row: f"{row['percent']} %" if "percent" in row else "-",
-    "planner": text("planner"),
-    "overhead": number("overhead", ".2%"),
-    "peak MiB": mib("peak_bytes"),
-    "peak share": lambda row: f"{row['peak_bytes'] / row['unplanned_bytes']:.1%}" if "peak_bytes" in row else "-",
-    "bound": number("bound", ".2%"),
-    "given order's bound": number("given_bound", ".2%"),
-    "planning s": number("planning_seconds", ".2f"),
-    "note": note,
-}
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Return a table with one line per model and budget: auto, its bound, and the best of the others."""
-    lines = []
-    for name, percent in dict.fromkeys((row["model"], row["percent"]) for row in rows if "percent" in row):
-        here = [row for row in rows if row["model"] == name and row.get("percent") == percent and row.get("fits")]
-        others = [row for row in here if row["planner"] != BEST]
-        best = min(others, key=lambda row: row["overhead"], default={})
-        auto = next((row for row in here if row["planner"] == BEST), {})
-        lines.append(
-            {
-                **auto,
-                "model": name,
-                "percent": percent,
-                "other": best.get("overhead"),
-                "who": best.get("planner"),
-            }
-        )
-    return table(
-        lines,
-        {
-            "model": text("model"),
-            "budget": lambda row: f"{row['percent']} %",
-            BEST: number("overhead", ".2%"),
-            "bound": number("bound", ".2%"),
-            "gap": number("gap", ".2%"),
-            "given order's bound": number("given_bound", ".2%"),
-            "planning s": number("planning_seconds", ".1f"),
-            "best other": number("other", ".2%"),
-            "planner": text("who"),
-        },
-    )
-
-
-def page(rows: Sequence[Row]) -> str:
-    """Return the result page."""
-    planned_rows = [row for row in rows if "percent" in row]
-    slow = sorted({f"{row['planner']} on {row['model']}" for row in rows if "out_of_time" in row})
-    return "\n".join(
-        [
-            "# Planners, models, budgets",
-            "",
-            "Written by `make bench-plan`; " + describe_machine(),
-            "",
-            *(line.strip() for line in (__doc__ or "").split("\n\n")[1].splitlines()),
-            "",
-            f"{len({row['model'] for row in planned_rows})} models, {len({row['planner'] for row in planned_rows})} "
-            f"planners, {len(planned_rows)} points.",
-            "",
-            *(f"- {check}" for check in checks(rows)),
-            "",
-            f"Out of time: {', '.join(slow) or 'none'}.",
-            "",
-            "![overhead against budget](plan.svg)",
-            "",
-            "## auto, its bound, and the best of the others",
-            "",
-            summary(rows),
-            "",
-            "## All points",
-            "",
-            table(rows, COLUMNS),
-        ]
-    )
-
-
 def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the options of the command line, checked."""
     every = [name for name in registry.names() if name not in LEFT_OUT]
@@ -234,7 +156,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--problems", type=Path, default=FOLDER, help="folder of captured models")
     parser.add_argument("--fresh", action="store_true", help="capture and measure again")
     parser.add_argument("--keep", action="store_true", help="keep the rows of the last run that are not run again")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for plan.md, plan.json and plan.svg")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for plan.md, plan.jsonl and plan.png")
     options = parser.parse_args(argv)
     for what, given, known in (("model", options.only, zoo.ALL), ("planner", options.planners, registry.names())):
         refuse_unknown(parser, what, given, known)
@@ -244,8 +166,7 @@ def options_of(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; the exit code is 1 if a check fails."""
     options = options_of(argv)
-    last = options.out / "plan.json"
-    kept = json.loads(last.read_text())["rows"] if options.keep and last.exists() else []
+    kept = kept_rows("plan", directory=options.out) if options.keep else []
     rows = run(options, kept)
     found = checks(rows)
     print("\n".join(str(check) for check in found))

@@ -14,7 +14,6 @@ from checks import BEST
 from common import Row
 
 mpl.use("Agg")
-mpl.rcParams["svg.hashsalt"] = "lowtide"
 ACROSS = 4
 CEILING = 0.6
 
@@ -37,7 +36,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
     figure.supylabel("extra time of a step", fontsize=9)
     figure.supxlabel("budget, share of the unplanned peak", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, dpi=90)
     plt.close(figure)
     return path
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torch import fx
 
 import lowtide
 import zoo
-from common import RESULTS, Row, describe_machine, emit, mib, number, run_child, table, text, write_results
+from common import RESULTS, Row, describe_machine, emit, number, run_child, table, text, write_results
 from lowtide.capture.program import Program
 from lowtide.errors import LowtideError, PlannerRefusedError
 from lowtide.lower.execute import LoweredVariant, run_quickly
@@ -43,6 +44,8 @@ BUDGETS = (70, 45)
 TOLERANCE = 0.01
 TOLERANCE_BYTES = 64 * 1024
 LEFT_OUT = {"brute_force", "auto_thorough"}
+# Rows that the page names one by one, the worst ones; a page is at most 60 lines.
+SHOWN = 6
 
 
 @dataclass
@@ -229,26 +232,40 @@ def _note(row: Row) -> str:
     return row.get("skipped") or row.get("refused") or "; ".join(row["violations"]).replace("|", "/") or "-"
 
 
+def planner_lines(rows: Sequence[Row]) -> list[Row]:
+    """Return one line per planner: how many schedules, their medians, and how far the prediction is off at most."""
+    lines = []
+    for name in dict.fromkeys(row["planner"] for row in rows if "budget" in row):
+        mine = [row for row in rows if row["planner"] == name]
+        run = [row for row in mine if "predicted_bytes" in row]
+        line: Row = {"planner": name, "schedules": len(run), "refused": sum("refused" in row for row in mine)}
+        line["exact"] = sum(row["exact"] for row in run)
+        line["off"] = max((abs(row["ratio"] - 1) for row in run), default=None)
+        for budget in BUDGETS:
+            fits = [row for row in run if row["budget"] == f"{budget}%" and row["fits"]]
+            line[f"fits {budget}"] = len(fits)
+            line[f"overhead {budget}"] = median(row["overhead"] for row in fits) if fits else None
+        lines.append(line)
+    return lines
+
+
 COLUMNS: dict[str, Callable[[Row], str]] = {
-    "model": text("model"),
     "planner": text("planner"),
-    "budget": text("budget"),
+    "schedules": text("schedules"),
+    "refused": text("refused"),
     "exact": text("exact"),
-    "fits": lambda row: "-" if "fits" not in row else ("yes" if row["fits"] else "no"),
-    "predicted MiB": mib("predicted_bytes"),
-    "measured MiB": mib("measured_bytes"),
-    "measured / predicted": number("ratio", ".4f"),
-    "share of unplanned": number("share", ".1%"),
-    "overhead": number("overhead", ".1%"),
-    "planning s": number("planning_seconds", ".2f"),
-    "note": _note,
+    "prediction off by at most": number("off", ".2%"),
+    **{f"fit {budget} %": text(f"fits {budget}") for budget in BUDGETS},
+    **{f"median overhead at {budget} %": number(f"overhead {budget}", ".1%") for budget in BUDGETS},
 }
 
 
 def page(rows: Sequence[Row]) -> str:
     """Return the result page."""
     run = [row for row in rows if "predicted_bytes" in row]
-    bad = sum(bool(row["violations"]) for row in rows)
+    bad = [row for row in rows if row["violations"]]
+    far = sorted(run, key=lambda row: -abs(row["ratio"] - 1))[:SHOWN]
+    furthest = (f"{row['planner']} on {row['model']} at {row['budget']} ({row['ratio'] - 1:+.2%})" for row in far)
     lines = [
         "# Every planner, executed",
         "",
@@ -257,9 +274,13 @@ def page(rows: Sequence[Row]) -> str:
         *(line.strip() for line in (__doc__ or "").split("\n\n")[1].splitlines()),
         "",
         f"{len({row['model'] for row in run})} models, {len({row['planner'] for row in run})} planners, {len(run)} "
-        f"schedules, {bad} violations, {sum('refused' in row for row in rows)} refusals.",
+        f"schedules, {len(bad)} violations, {sum('refused' in row for row in rows)} refusals. All rows are in "
+        "`planners.jsonl`.",
         "",
-        table(rows, COLUMNS),
+        *(f"- {row['model']}, {row['planner']}, {row.get('budget', '-')}: {_note(row)}" for row in bad[:SHOWN]),
+        f"The predictions furthest off: {', '.join(furthest)}.",
+        "",
+        table(planner_lines(rows), COLUMNS),
     ]
     return "\n".join(lines)
 
@@ -269,7 +290,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="models to run; all by default")
     parser.add_argument("--planners", nargs="+", metavar="NAME", help="planners to run; all by default")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for planners.md and planners.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for planners.md and planners.jsonl")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     planners = options.planners or [name for name in registry.names() if name not in LEFT_OUT]

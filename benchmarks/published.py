@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--graphs", type=Path, default=GRAPHS, help="folder of the published graphs")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="graphs, such as vgg16; all by default")
     parser.add_argument("--planner", default="auto")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for published.md and published.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for published.md and published.jsonl")
     options = parser.parse_args(argv)
     points = [point for point in POINTS if not options.only or point.name in options.only]
     if not points:

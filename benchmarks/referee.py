@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import multiprocessing
 import os
 import random
@@ -34,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from common import RESULTS, Row
+from common import RESULTS, Row, append_row, read_rows, write_results
 from referee_page import is_good, page, verdict
 
 SHARE = 0.6
@@ -290,8 +289,7 @@ def collect(context: Any, package: str, name: str, planner: str, seconds: float)
 
 def read(path: Path) -> dict[str, Row]:
     """Return the last row of every architecture."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {f"{row['package']}/{row['architecture']}": row for row in map(json.loads, lines)}
+    return {f"{row['package']}/{row['architecture']}": row for row in read_rows(path)}
 
 
 def chosen(options: argparse.Namespace, done: dict[str, Row]) -> list[Any]:
@@ -316,8 +314,8 @@ def run(options: argparse.Namespace, path: Path) -> None:
 
     def one(architecture: Any) -> None:
         row = collect(context, architecture.package, architecture.name, options.planner, options.seconds)
-        with lock, path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with lock:
+            append_row(path, row)
             print(f"{architecture.key:<44} {verdict(row)}", flush=True)
 
     with ThreadPoolExecutor(max_workers=options.jobs) as pool:
@@ -342,10 +340,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = options.out / "referee.jsonl"
     run(options, path)
     rows = read(path)
-    path.write_text("".join(json.dumps(rows[key]) + "\n" for key in sorted(rows)))
     text, holds = page(list(rows.values()))
-    (options.out / "referee.md").write_text(text + "\n")
-    print(f"Wrote {path} and {options.out / 'referee.md'}")
+    for written in write_results(
+        "referee", rows=[rows[key] for key in sorted(rows)], markdown=text, directory=options.out
+    ):
+        print(f"Wrote {written}")
     return 0 if holds else 1
 
 

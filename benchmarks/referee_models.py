@@ -78,7 +78,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Subject:
-    """How to make a model anew, always with the same weights, and how to call it."""
+    """How to make a model again, always with the same weights, and how to call it."""
 
     title: str
     new: Callable[[], nn.Module]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lowtide
-from lowtide.testing.models import sequences as gpt
+from lowtide.testing.models import gpt
 
 OUT = Path(__file__).parents[1] / "docs" / "images"
 BUDGETS = ("80%", "65%", "50%", "40%")

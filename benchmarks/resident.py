@@ -36,7 +36,7 @@ MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_T
 def high_water_bytes() -> int:
     """Return the largest resident set this process has had.
 
-    `ru_maxrss` alone would do, but Linux lets a child inherit it from the parent; VmHWM begins anew.
+    `ru_maxrss` alone would do, but Linux lets a child inherit it from the parent; VmHWM starts again from zero.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=tuple(SIZES), default=tuple(SIZES), help="models to run")
     parser.add_argument("--default-malloc", action="store_true", help="leave the allocator's settings alone")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for resident.md and resident.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for resident.md and resident.jsonl")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:

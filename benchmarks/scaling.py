@@ -11,7 +11,6 @@ seconds, without graphs that take less than 50 ms or whose schedule does not fit
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,19 @@ from statistics import linear_regression
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from common import RESULTS, Row, describe_machine, emit, number, refuse_unknown, run_child, table, text, write_results
+from common import (
+    RESULTS,
+    Row,
+    describe_machine,
+    emit,
+    kept_rows,
+    number,
+    refuse_unknown,
+    run_child,
+    table,
+    text,
+    write_results,
+)
 from limits import Job, planned, run_jobs
 from lowtide.graph.samples import transformer
 from lowtide.plan import registry
@@ -31,7 +42,6 @@ from lowtide.plan.core.problem import Problem
 from problems import FOLDER, problem_of, write
 
 mpl.use("Agg")
-mpl.rcParams["svg.hashsalt"] = "lowtide"
 SIZES = (100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000)
 PERCENT = 50
 LIMIT_SECONDS = 150.0
@@ -69,7 +79,7 @@ def capture(layers: int) -> None:
     import torch  # only this process needs it
 
     import lowtide
-    from lowtide.testing.models import sequences as gpt
+    from lowtide.testing.models import gpt
 
     with torch.device("meta"):
         model, args, kwargs = gpt(layers=layers, dim=64, heads=4, tokens=64, batch=2)
@@ -165,7 +175,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
     axis.grid(color="0.92")
     axis.legend(fontsize=7, ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
 
@@ -173,7 +183,6 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "graph": text("graph"),
     "ops": text("ops"),
-    "planner": text("planner"),
     "planning s": number("planning_seconds", ".2f"),
     "overhead": number("overhead", ".2%"),
     "bound": number("bound", ".2%"),
@@ -200,14 +209,16 @@ def page(rows: Sequence[Row]) -> str:
             "",
             *([f"- {each}" for each in violations(rows)] or [good]),
             "",
-            "![planning seconds against ops](scaling.svg)",
+            "![planning seconds against ops](scaling.png)",
             "",
             table(
                 summary,
                 {"planner": text("planner"), "exponent": number("exponent", ".2f"), "largest graph": text("most")},
             ),
             "",
-            table(rows, COLUMNS),
+            f"The rows of {BEST}; those of all planners are in `scaling.jsonl`.",
+            "",
+            table([row for row in rows if row["planner"] == BEST], COLUMNS),
         ]
     )
 
@@ -221,15 +232,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--planners", nargs="+", metavar="NAME", default=every, help="planners; all by default")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds that one call may take")
     parser.add_argument("--keep", action="store_true", help="keep the rows of the last run that are not run again")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for scaling.md, .json and .svg")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for scaling.md, .jsonl and .png")
     parser.add_argument("--child", type=int, metavar="LAYERS", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
         capture(options.child)
         return 0
     refuse_unknown(parser, "planner", options.planners, registry.names())
-    last = options.out / "scaling.json"
-    kept = json.loads(last.read_text())["rows"] if options.keep and last.exists() else []
+    kept = kept_rows("scaling", directory=options.out) if options.keep else []
     found: dict[tuple[str, int, str], Row] = {}
     rows: list[Row] = []
     written: Sequence[Path] = ()
@@ -242,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(each)
     for path in written:
         print(f"Wrote {path}")
-    print(f"Wrote {draw(rows, options.out / 'scaling.svg')}")
+    print(f"Wrote {draw(rows, options.out / 'scaling.png')}")
     return 1 if violations(rows) else 0
 
 

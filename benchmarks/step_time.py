@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0].replace("%", "%%"))
     parser.add_argument("--only", nargs="+", metavar="NAME", default=DEFAULT, help="models to run")
     parser.add_argument("--pairs", type=int, default=15, help="timed pairs of steps, at least 10")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for step_time.md and step_time.json")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory for step_time.md and step_time.jsonl")
     parser.add_argument("--child", metavar="NAME", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:

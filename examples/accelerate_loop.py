@@ -4,7 +4,7 @@ import torch
 from accelerate import Accelerator
 
 import lowtide
-from lowtide.testing.models import sequences as gpt
+from lowtide.testing.models import gpt
 
 
 def training(budget=None):

@@ -5,7 +5,7 @@ import torch
 
 import lowtide
 from lowtide.integrations.lightning import LowtideCallback
-from lowtide.testing.models import convolutions as unet
+from lowtide.testing.models import unet
 
 
 class Segmenter(lightning.LightningModule):

@@ -49,7 +49,7 @@ def test_snippets_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_links_to_files_resolve(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         path = page.parent / target
-        if path.resolve().parent == CURVES and not any(CURVES.glob("*.svg")):
+        if path.resolve().parent == CURVES and not any(CURVES.glob("*.png")):
             continue
         assert path.exists(), f"{page.name} links to {target}, which does not exist"
 
@@ -85,7 +85,7 @@ def test_planner_example_is_twenty_lines() -> None:
 @pytest.mark.slow
 def test_documentation_builds_without_warnings(tmp_path: Path) -> None:
     pytest.importorskip("mkdocstrings")
-    if not any(CURVES.glob("*.svg")):
+    if not any(CURVES.glob("*.png")):
         pytest.skip("the pictures of the planners are missing: `make curves` draws them")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
@@ -144,6 +144,16 @@ def test_two_commands_lead_from_a_clone_to_a_report_of_an_own_model(tmp_path: Pa
     page = (tmp_path / "plan.html").read_text()
     assert "echarts" in page
     assert "my_model.py" in page
+
+
+PATH = re.compile(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`")
+
+
+@pytest.mark.parametrize("page", ["docs/glossary.md", "docs/architecture.md"])
+def test_files_named_for_contributors_are_there(page: str) -> None:
+    named = PATH.findall((ROOT / page).read_text())
+    assert len(named) > 20
+    assert not [path for path in named if not (ROOT / "src" / "lowtide" / path).exists()]
 
 
 def test_the_version_is_one() -> None:

@@ -17,8 +17,7 @@ from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
 from lowtide.schedule.simulate import instances
-from lowtide.testing.models import sequences as gpt
-from lowtide.testing.models import unet
+from lowtide.testing.models import gpt, unet
 from strategies import problems
 
 

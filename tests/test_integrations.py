@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lowtide
 from lowtide.errors import InvalidBudgetError, InvalidOptionError, UnknownPlannerError
-from lowtide.integrations.apply import ModelWatch, Wish
+from lowtide.integrations.apply import ModelWatch, WrapOptions
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,7 +50,7 @@ def import_beside_cpu_torch(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("wish", "error"),
+    ("options", "error"),
     [
         ({}, InvalidBudgetError),
         ({"budget": "50 apples"}, InvalidBudgetError),
@@ -59,9 +59,9 @@ def import_beside_cpu_torch(name: str) -> Any:
         ({"budget": "50%", "report": "plan.pdf"}, InvalidOptionError),
     ],
 )
-def test_a_bad_wish_is_refused_before_training_begins(wish: dict[str, Any], error: type[Exception]) -> None:
+def test_bad_options_are_refused_before_training_begins(options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
-        Wish(**wish)
+        WrapOptions(**options)
 
 
 def test_model_is_wrapped_once_and_reported_after_the_first_step(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_planning_takes_little_memory_however_large_the_model_is() -> None:
         "def own_most_bytes():\n"
         "    text = open('/proc/self/status').read()\n"
         "    return 1024 * int(text.split('VmHWM:')[1].split()[0])\n"
-        "from lowtide.testing.models import sequences as gpt\n"
+        "from lowtide.testing.models import gpt\n"
         "with torch.device('meta'):\n"
         "    model, args, kwargs = gpt(layers=3, dim=8192, heads=64, tokens=4096, batch=16, vocab=32000)\n"
         "plan = lowtide.plan(model, args, kwargs, budget='100%', planner='keep_all', costs='a100-80gb')\n"

@@ -200,6 +200,6 @@ def test_a_folder_that_is_not_there_is_our_error(plan: lowtide.Plan, tmp_path: P
 def test_pictures_say_that_they_need_matplotlib(
     plan: lowtide.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowtide.report.picture.can_draw", lambda: False)
+    monkeypatch.setattr("lowtide.report.write.can_draw", lambda: False)
     with pytest.raises(ReportError, match="matplotlib"):
         plan.report(tmp_path / "plan.png")

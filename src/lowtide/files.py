@@ -1,4 +1,4 @@
-"""Files: written so that a reader sees the old content or all of the new one, and the folder for caches."""
+"""Files that are replaced in one step, and the folder for caches."""
 
 from __future__ import annotations
 
@@ -6,24 +6,37 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lowtide.errors import PlanFileError
 
 
-def replace_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` to `path` in one step; an `OSError` leaves what was there before, and nothing else."""
+@contextmanager
+def replace_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a new file with the suffix of `path`, which takes the place of `path` when the block ends without an error.
+
+    Readers of `path` see the old content or all of the new one. An error leaves what was there, and nothing else.
+    """
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
+    os.close(handle)
+    temporary = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(target)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def replace_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to `path` in one step; an `OSError` leaves what was there before."""
+    with replace_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:

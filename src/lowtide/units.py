@@ -33,7 +33,7 @@ class Budget:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the budget is whatever the accelerator has free."""
+        """True if the budget is whatever the accelerator has free."""
         return self.bytes is None and self.fraction is None
 
     def resolve(self, baseline_peak_bytes: int) -> int:

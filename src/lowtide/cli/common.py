@@ -108,7 +108,7 @@ def whole_number(text: str) -> int:
 
 
 def is_plan_file(name: str) -> bool:
-    """Whether the model argument names a saved plan."""
+    """Return True if the model argument names a saved plan."""
     return name.lower().endswith(".json")
 
 

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _may_write(papers: tuple[str, ...], options: argparse.Namespace) -> bool:
-    """Whether nothing would be overwritten that must not be; says so before any work is done."""
+    """Return True if --force allows overwriting or no file exists; otherwise say which do, before any work is done."""
     files = [options.out / f"{paper}{ending}" for paper in papers for ending in (".md", ".json")]
     present = [str(file) for file in files if file.exists()]
     if present and not options.force:

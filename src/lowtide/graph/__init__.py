@@ -1,1 +1,1 @@
-"""The shared noun: ops, values, their costs. No torch."""
+"""The graph of a training step: ops, the values between them, and what ops cost. No torch."""

@@ -9,10 +9,14 @@ from functools import cached_property
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, OpId, ValueId
 
-_AMBIENT_SPAN = 8
+# Which values are ambient. A mask or a table of positions is far below 1 % of what forward makes, and is read by all
+# layers; a skip connection is larger, or does not span an eighth of forward. Keeping all ambient values costs at most
+# 5 % of the bytes.
 _AMBIENT_EACH = 0.01
 _AMBIENT_ALL = 0.05
-_FEW_OPS = 16
+_AMBIENT_SPAN = 8
+# In a short forward pass an eighth is a few ops, which a residual block spans too.
+_LEAST_AMBIENT_SPAN = 16
 
 
 def values_for_backward(graph: Graph) -> tuple[ValueId, ...]:
@@ -27,7 +31,7 @@ def ambient_values(graph: Graph) -> frozenset[ValueId]:
     most 1 % of the bytes that forward makes, and 5 % together; far is more than 16 ops and an eighth of forward.
     """
     total = sum(graph.values[value].bytes for op in graph.forward for value in graph.ops[op].outputs)
-    reach = max(_FEW_OPS, graph.num_forward // _AMBIENT_SPAN)
+    reach = max(_LEAST_AMBIENT_SPAN, graph.num_forward // _AMBIENT_SPAN)
     far = [
         value
         for op in graph.forward
@@ -140,7 +144,7 @@ class ForwardDag:
         bytes: For every vertex, the bytes of all values its op makes.
         seconds: For every vertex, the time of its op.
         predecessors: For every vertex, the vertices whose values its op reads, ascending.
-        needed: For every vertex, whether backward reads a value that its op makes.
+        needed: For every vertex, True if backward reads a value that its op makes.
     """
 
     graph: Graph

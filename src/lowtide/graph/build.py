@@ -9,7 +9,7 @@ from lowtide.errors import InvalidGraphError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
 
-# Sums up to twice this are exact as floats of 8 bytes, which proofs reckon with. It is 4 PiB.
+# Sums up to twice this are exact as floats of 8 bytes, in which proofs count. It is 4 PiB.
 MOST_BYTES = 2**52
 
 
@@ -119,7 +119,7 @@ def check_graph(graph: Graph) -> None:
     total = sum(value.bytes for value in graph.values) + sum(op.replay_bytes for op in graph.ops)
     if total > MOST_BYTES:
         raise InvalidGraphError(
-            f"The graph's values have {total} bytes together; at most {MOST_BYTES} can be reckoned with exactly. "
+            f"The graph's values have {total} bytes together; at most {MOST_BYTES} can be counted exactly. "
             "Give sizes in bytes, or in a larger unit if they are made up."
         )
 

@@ -44,7 +44,7 @@ class Op:
         module: Path of the module that it belongs to.
         source: Where the user wrote it, as "file:line".
         pinned: Why it must run exactly once, or "" if it may be recomputed.
-        random: Whether it draws random numbers; first runs of random ops keep their given order.
+        random: True if it draws random numbers; first runs of random ops keep their given order.
         replay_bytes: Bytes of generator state kept from its first to its last run, if it runs more than once.
         first_run_only: Outputs that only the first run produces (for instance new running statistics).
     """
@@ -62,7 +62,7 @@ class Op:
 
     @property
     def keeps_place(self) -> bool:
-        """Whether the place of its first run is part of what it means: it draws numbers, or something runs once."""
+        """True if its first run must keep its place: it draws random numbers, or part of it runs once."""
         return bool(self.pinned or self.random or self.first_run_only)
 
 
@@ -100,7 +100,7 @@ class Graph:
         return range(self.num_forward, len(self.ops))
 
     def is_forward(self, op: OpId) -> bool:
-        """Whether `op` belongs to the forward phase."""
+        """Return True if `op` belongs to the forward phase."""
         return op < self.num_forward
 
     @cached_property

@@ -138,7 +138,7 @@ def random_dag(seed: int, *, n: int = 12, phases: bool = True, max_bytes: int = 
     Args:
         seed: Seed of the random generator.
         n: Number of ops.
-        phases: Whether the later half of the ops is the backward phase.
+        phases: True if the later half of the ops is the backward phase.
         max_bytes: Largest size of a value.
         reach: How many values back an op may read.
     """

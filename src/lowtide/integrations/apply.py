@@ -19,10 +19,10 @@ from lowtide.settings import Settings
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asked an integration for; the fields are the arguments of `lowtide.wrap`, and where a report goes.
+class WrapOptions:
+    """The arguments of `lowtide.wrap` that the user gave to an integration, and where the report goes.
 
-    Everything is checked here, when the loop is set up, not when it has begun.
+    They are checked when the training loop is set up, not when it has begun.
     """
 
     budget: int | str | None = None
@@ -33,7 +33,7 @@ class Wish:
     report: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        """Check the wish."""
+        """Check every option."""
         Settings.make(budget=self.budget, planner=self.planner, costs=self.costs, plan=self.plan)
         if self.report is not None:
             check_report_path(self.report)
@@ -51,7 +51,7 @@ class Wish:
             )
 
     def write_report(self, model: nn.Module) -> bool:
-        """Write the report of the largest plan, if one is wished for; return whether there was a plan."""
+        """Write the report of the largest plan, if one was asked for; return True if there was a plan."""
         plans = api.plans(model)
         if plans and self.report is not None:
             max(plans, key=lambda plan: plan.baseline_peak_bytes).report(self.report)
@@ -59,10 +59,10 @@ class Wish:
 
 
 class ModelWatch:
-    """The part of a callback that is the same for every library: one wish, one model, one report."""
+    """The part of a callback that is the same for every library: one set of options, one model, one report."""
 
-    def __init__(self, **wish: Any) -> None:
-        self.wish = Wish(**wish)
+    def __init__(self, **options: Any) -> None:
+        self.options = WrapOptions(**options)
         self.model: nn.Module | None = None
         self._reported = False
 
@@ -73,10 +73,10 @@ class ModelWatch:
 
     def begin(self, model: nn.Module) -> None:
         """Wrap the model that is about to be trained."""
-        self.wish.apply(model)
+        self.options.apply(model)
         self.model = model
 
     def step_ended(self) -> None:
         """Write the report after the first planned step."""
         if not self._reported and self.model is not None:
-            self._reported = self.wish.write_report(self.model)
+            self._reported = self.options.write_report(self.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs
@@ -13,8 +13,8 @@ from lowtide.integrations.apply import ModelWatch
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
 
-# The library is published under two names, whose classes are strangers to each other.
-if importlib.util.find_spec("lightning") is not None:
+# The library is published under two names, whose classes do not know each other.
+if TYPE_CHECKING or importlib.util.find_spec("lightning") is not None:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
     from pytorch_lightning import Callback, LightningModule, Trainer

@@ -54,7 +54,7 @@ class Panel:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """Return True if matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

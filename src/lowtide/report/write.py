@@ -1,31 +1,74 @@
-"""A plan as a file for people: a page, a picture or plain text, by the suffix of the path."""
+"""A plan as a file for people: a page, a picture or plain text, by the suffix of the path.
+
+All three show what `report.data` works out: `html_page` fills the template with it, `text_report` writes lines for a
+terminal, and `report.picture` draws.
+"""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from bisect import bisect_left
-from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowtide.analysis.explain import explain_plan
 from lowtide.errors import InvalidOptionError, ReportError
-from lowtide.files import replace_text
+from lowtide.files import replace_file, replace_text
 from lowtide.report.data import KINDS, report_data
-from lowtide.report.picture import Course, plan_panel
+from lowtide.report.picture import Course, can_draw, draw, plan_panel
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from lowtide.analysis.compare import Comparison
     from lowtide.plan.core.result import Plan
-if TYPE_CHECKING:
-    from lowtide.analysis.compare import Comparison
-    from lowtide.plan.core.result import Plan
-if TYPE_CHECKING:
-    from lowtide.analysis.compare import Comparison
-    from lowtide.plan.core.result import Plan
+
+PAGES = (".html", ".htm")
+PICTURES = (".png", ".svg")
+TEXTS = (".txt",)
+# Letters of the chart in a text report: 72 and the scale beside it fit a terminal of 100 columns.
+WIDTH, HEIGHT = 72, 14
+PLANNED, PLAIN, BUDGET = "█", "░", "─"
+
+
+def write_report(plan: Plan, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:
+    """Write a report of `plan` to `path`, replacing what is there.
+
+    Raises:
+        InvalidOptionError: The suffix is none of .html, .png, .svg and .txt, or the comparison is of another graph.
+        ReportError: The file cannot be written, or a picture is asked for and matplotlib is not installed.
+    """
+    suffix = check_report_path(path)
+    try:
+        if suffix in PICTURES:
+            _write_picture(plan, path)
+        elif suffix in PAGES:
+            replace_text(path, html_page(plan, comparison))
+        else:
+            replace_text(path, text_report(plan, comparison) + "\n")
+    except OSError as error:
+        raise ReportError(
+            f"Cannot write {os.fspath(path)!r}: {error.strerror}. Name a file in a folder that exists and that you may "
+            "write to."
+        ) from None
+
+
+def check_report_path(path: str | os.PathLike[str]) -> str:
+    """Return the suffix of `path` in small letters; raise `InvalidOptionError` if no report has it."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in (*PAGES, *PICTURES, *TEXTS):
+        found = f"the suffix {suffix!r}" if suffix else "no suffix"
+        raise InvalidOptionError(
+            f"{os.fspath(path)!r} has {found}; a report is a page (.html), a picture (.png, .svg) or plain text (.txt)."
+        )
+    return suffix
+
+
+def _write_picture(plan: Plan, path: str | os.PathLike[str]) -> None:
+    if not can_draw():
+        raise ReportError("Pictures need matplotlib: pip install 'lowtide[picture]'. A page (.html) does not.")
+    with replace_file(path) as temporary:
+        draw([plan_panel(plan)], temporary)
 
 
 def html_page(plan: Plan, comparison: Comparison | None = None) -> str:
@@ -101,10 +144,6 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-WIDTH, HEIGHT = 72, 14
-PLANNED, PLAIN, BUDGET = "█", "░", "─"
-
-
 def text_report(plan: Plan, comparison: Comparison | None = None) -> str:
     """Return the report of `plan` as lines of text."""
     parts = [str(plan), memory_chart(plan), str(explain_plan(plan, less=False))]
@@ -147,7 +186,7 @@ def _cell(plain_bytes: int, planned_bytes: int, level: float, budget_here: bool)
 def _columns(course: Course, end: float, width: int) -> list[int]:
     """Return the highest level of `course` in each of `width` equal parts of the time from 0 to `end`."""
     times = [seconds for seconds, _ in course.points]
-    levels: Sequence[int] = [level for _, level in course.points]
+    levels = [level for _, level in course.points]
     found = []
     for column in range(width):
         first = bisect_left(times, end * column / width)
@@ -156,62 +195,3 @@ def _columns(course: Course, end: float, width: int) -> list[int]:
         inside = levels[max(first - 1, 0) : last]
         found.append(max(inside) if first < len(times) and inside else 0)
     return found
-
-
-PAGES = (".html", ".htm")
-PICTURES = (".png", ".svg")
-TEXTS = (".txt",)
-
-
-def write_report(plan: Plan, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:
-    """Write a report of `plan` to `path`, replacing what is there.
-
-    Raises:
-        InvalidOptionError: The suffix is none of .html, .png, .svg and .txt, or the comparison is of another graph.
-        ReportError: The file cannot be written, or a picture is asked for and matplotlib is not installed.
-    """
-    suffix = check_report_path(path)
-    try:
-        if suffix in PICTURES:
-            _draw(plan, Path(path))
-        elif suffix in PAGES:
-            from lowtide.report.write import html_page
-
-            replace_text(path, html_page(plan, comparison))
-        else:
-            from lowtide.report.write import text_report
-
-            replace_text(path, text_report(plan, comparison) + "\n")
-    except OSError as error:
-        raise ReportError(
-            f"Cannot write {os.fspath(path)!r}: {error.strerror}. Name a file in a folder that exists and that you may "
-            "write to."
-        ) from None
-
-
-def check_report_path(path: str | os.PathLike[str]) -> str:
-    """Return the suffix of `path` in small letters; raise `InvalidOptionError` if no report has it."""
-    suffix = Path(path).suffix.lower()
-    if suffix not in (*PAGES, *PICTURES, *TEXTS):
-        found = f"the suffix {suffix!r}" if suffix else "no suffix"
-        raise InvalidOptionError(
-            f"{os.fspath(path)!r} has {found}; a report is a page (.html), a picture (.png, .svg) or plain text (.txt)."
-        )
-    return suffix
-
-
-def _draw(plan: Plan, path: Path) -> None:
-    from lowtide.report.picture import can_draw, draw, plan_panel
-
-    if not can_draw():
-        raise ReportError("Pictures need matplotlib: pip install 'lowtide[picture]'. A page (.html) does not.")
-    # As with text files, a reader sees the old picture or the new one.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
-    try:
-        draw([plan_panel(plan)], temporary)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -37,7 +37,7 @@ class Variable:
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is a parameter of the model."""
+        """True if it is a parameter of the model."""
         return self.name.startswith("/")
 
 
@@ -123,7 +123,7 @@ class ChainerGraph:
         buffer of its gradient and the others add into it, so there is never a second buffer; such ops run once.
 
         Args:
-            declared: Whether backward reads all that the file says it reads; otherwise additions, concatenations and
+            declared: True if backward reads all that the file says it reads; otherwise additions, concatenations and
                 other functions that only move numbers read nothing but the gradient, as is enough for them.
         """
         return _Joint(self, declared).build()

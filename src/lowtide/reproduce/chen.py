@@ -2,7 +2,7 @@
 
 The paper prints few figures: 48 GB become 7 GB for 1,000 layers at about 30 % more time, system optimisations save a
 factor of 2 to 3, the LSTM's plan saves a factor of more than 4. Its curves are pictures. The other figures that ours
-are compared with were worked out apart from this program, on networks described in the same way.
+are compared with were worked out independently of this program, on networks described in the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NONE, _IN_PLACE, _SHARING = "no optimisation", "in-place", "sharing"
 _DROP = "normalisations and activations dropped"
 _PAPER, _CODE = "sublinear, paper's search", "sublinear, program's search"
 
-# For each ResNet, by blocks in its stages, GiB of the strategies in this order: worked out apart from this program.
+# For each ResNet, by blocks in its stages, GiB of these strategies, worked out independently of this program.
 _ORDER = (_NONE, _IN_PLACE, _SHARING, _DROP, _PAPER, _CODE)
 STAGES: dict[tuple[int, ...], tuple[float, ...]] = {
     (3, 4, 23, 3): (13.83, 9.95, 5.14, 3.95, 1.37, 1.29),
@@ -78,8 +78,8 @@ _REMARKS = (
     "once costs the share of the forward pass. By this estimate it is 36 % of a step and not 30 %: normalisations, "
     "activations and gates take less than twice as long backward as forward. So the paper's own plans come out at 33 "
     "to 36 %, above the 30 % that it measured.",
-    "Rows that keep the dearest results are not the paper's: they spend the memory between its plan and the published "
-    "figure on what costs most seconds per byte to recompute.",
+    "Rows that keep the most expensive results are not the paper's: they spend the memory between its plan and the "
+    "published figure on what costs most seconds per byte to recompute.",
     "The LSTM's loss follows the authors' example in using a cross entropy whose gradient reads the scores; with a "
     "softmax as output, the scores of all steps would be outputs and grow with the length under every plan.",
     "The program's search beats the paper's on every ResNet; on LSTMs of 256 steps and more it is the other way round.",
@@ -230,8 +230,8 @@ def _resnet_rows(figures: _Figures, expected: Mapping[str, float]) -> list[Row]:
     rows = []
     for name in _ORDER:
         published, why = _PUBLISHED.get(name, (None, "")) if deepest else (None, "")
-        apart = f"worked out apart: {expected[name]:.2f}" if name in expected else ""
-        note = "; ".join(part for part in (why or "no published figure", apart) if part)
+        independent = f"worked out independently: {expected[name]:.2f}" if name in expected else ""
+        note = "; ".join(part for part in (why or "no published figure", independent) if part)
         rows.append(figures.row(name, figures.gib[name], "GiB", published, note))
     ratio = figures.gib[_NONE] / figures.gib[_SHARING]
     rows.append(
@@ -247,7 +247,7 @@ def _headline_rows(figures: _Figures) -> list[Row]:
     """Return what our plan makes of the paper's 7 GB, and what the parameters add to its own."""
     network = figures.network
     plan = keep_dear(network, figures.segments, _HEADLINE_BYTES)
-    name = "sublinear, dearest results kept within 7 GB"
+    name = "sublinear, most expensive results kept within 7 GB"
     weights = 2 * network.parameter_bytes / _GIB
     note = "the program's segments; what costs most seconds per byte to recompute is kept while 7e9 bytes allow"
     return [
@@ -288,7 +288,7 @@ def _lstm_rows(figures: _Figures) -> list[Row]:
         rows.append(figures.time_row(name, plan, 30.0, _TIME_NOTE))
     if len(network.graph.ops) <= _QUICK_OPS:
         plan = keep_dear(network, figures.segments, int(gib[_SHARING] * _GIB / _LSTM_GAIN))
-        name = "sublinear, dearest results kept within a quarter of sharing"
+        name = "sublinear, most expensive results kept within a quarter of sharing"
         rows.append(figures.row(name, footprint(network, plan) / _GIB, "GiB", note="no published figure"))
         rows.append(figures.time_row(name, plan, 30.0, "as above"))
     return rows

@@ -1,5 +1,7 @@
 """The networks of Chen et al. 2016 at full size, each as the graph of one training step: a deep ResNet and an LSTM.
 
+A network is written forward, op by op, on a `Tape`, which then writes its backward pass.
+
 What gradient ops read: convolution, normalisation and matrix product their input, leaky ReLU and gates their output,
 pooling both, products both factors. Sums pass their gradient on. The ResNet's graph has feature maps and their
 gradients only, among them that of the images; the LSTM's also has the gradients of its weights, to which every step
@@ -18,11 +20,43 @@ from lowtide.graph.ir import Graph, OpId, ValueId
 from lowtide.schedule.arena import InPlace, Pair
 
 FLOAT_BYTES = 4
+# The ResNet: channels of the first stage, their factor inside a block, side of the images, classes.
+_WIDTH, _EXPANSION, _IMAGE, _CLASSES = 64, 4, 224, 1000
+# The LSTM: gates of a cell.
+_GATES = 4
 
 # NVIDIA GeForce GTX Titan X: 3,072 cores x 2 operations at 1 GHz, 336.5 GB/s; and the shares that large ops reach.
 _FLOPS_PER_SECOND = 0.6 * 6.144e12
 _BYTES_PER_SECOND = 0.8 * 336.5e9
 _STARTING_SECONDS = 5e-6
+
+
+@dataclass(frozen=True)
+class Network:
+    """The training step of a network, and what its authors know about it.
+
+    Attributes:
+        name: Name for people.
+        graph: Forward and backward.
+        costs: Estimated seconds; no workspace, which the paper does not count.
+        in_place: Inputs that ops may write over.
+        groups: For forward ops whose outputs may end a segment, a number; those of equal number are kept or recomputed
+            together.
+        parameter_bytes: Size of the parameters, which are no part of the graph.
+    """
+
+    name: str
+    graph: Graph
+    costs: Costs
+    in_place: InPlace
+    groups: dict[OpId, int]
+    parameter_bytes: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes that each forward op makes."""
+        values, ops = self.graph.values, self.graph.ops
+        return [sum(values[value].bytes for value in ops[op].outputs) for op in self.graph.forward]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +66,10 @@ class Kind:
     Attributes:
         target: The op's target.
         gradient: The target of its gradient op, or "" if gradients pass through unchanged.
-        reads_inputs: Whether the gradient op reads the op's inputs.
-        reads_outputs: Whether the gradient op reads the op's outputs.
+        reads_inputs: True if the gradient op reads the op's inputs.
+        reads_outputs: True if the gradient op reads the op's outputs.
         over: Positions of the inputs that the op may write over.
-        gradient_over: Whether the gradient op may write over the gradient it reads.
+        gradient_over: True if the gradient op may write over the gradient it reads.
         sweeps: How often the op goes over its inputs and outputs.
     """
 
@@ -46,6 +80,29 @@ class Kind:
     over: tuple[int, ...] = ()
     gradient_over: bool = False
     sweeps: float = 1.0
+
+
+def _pointwise(name: str) -> Kind:
+    target, gradient = f"aten.{name}.default", f"aten.{name}_backward.default"
+    return Kind(target, gradient, reads_outputs=True, over=(0,), gradient_over=True)
+
+
+_CONVOLUTION = Kind("aten.convolution.default", "aten.convolution_backward.default", reads_inputs=True)
+_MATRIX = Kind("aten.addmm.default", "lowtide.addmm_backward", reads_inputs=True)
+_NORM = Kind("aten.native_batch_norm.default", "aten.native_batch_norm_backward.default", reads_inputs=True, sweeps=1.5)
+_MAX_POOL = Kind(
+    "aten.max_pool2d_with_indices.default",
+    "aten.max_pool2d_with_indices_backward.default",
+    reads_inputs=True,
+    reads_outputs=True,
+)
+_MEAN = Kind("aten.mean.dim", "aten.expand.default")
+_SPLIT = Kind("aten.split.Tensor", "aten.cat.default")
+_SUM = Kind("aten.add.Tensor", over=(0,))
+_PRODUCT = Kind("aten.mul.Tensor", "lowtide.mul_backward", reads_inputs=True, over=(0, 1), gradient_over=True)
+_SOFTMAX = Kind("aten._softmax.default", "aten._softmax_backward_data.default", reads_outputs=True, over=(0,))
+_LOSS = Kind("lowtide.cross_entropy", "lowtide.cross_entropy_backward", reads_inputs=True)
+_RELU, _SIGMOID, _TANH = _pointwise("leaky_relu"), _pointwise("sigmoid"), _pointwise("tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,62 +238,6 @@ class Tape:
             self.pairs[self._ops] = tuple((value, made[place]) for value, place in over)
         self._ops += 1
         return made
-
-
-_CONVOLUTION = Kind("aten.convolution.default", "aten.convolution_backward.default", reads_inputs=True)
-_MATRIX = Kind("aten.addmm.default", "lowtide.addmm_backward", reads_inputs=True)
-_NORM = Kind("aten.native_batch_norm.default", "aten.native_batch_norm_backward.default", reads_inputs=True, sweeps=1.5)
-_MAX_POOL = Kind(
-    "aten.max_pool2d_with_indices.default",
-    "aten.max_pool2d_with_indices_backward.default",
-    reads_inputs=True,
-    reads_outputs=True,
-)
-_MEAN = Kind("aten.mean.dim", "aten.expand.default")
-_SPLIT = Kind("aten.split.Tensor", "aten.cat.default")
-_SUM = Kind("aten.add.Tensor", over=(0,))
-_PRODUCT = Kind("aten.mul.Tensor", "lowtide.mul_backward", reads_inputs=True, over=(0, 1), gradient_over=True)
-_SOFTMAX = Kind("aten._softmax.default", "aten._softmax_backward_data.default", reads_outputs=True, over=(0,))
-_LOSS = Kind("lowtide.cross_entropy", "lowtide.cross_entropy_backward", reads_inputs=True)
-
-
-def _pointwise(name: str) -> Kind:
-    target, gradient = f"aten.{name}.default", f"aten.{name}_backward.default"
-    return Kind(target, gradient, reads_outputs=True, over=(0,), gradient_over=True)
-
-
-_RELU, _SIGMOID, _TANH = _pointwise("leaky_relu"), _pointwise("sigmoid"), _pointwise("tanh")
-
-_WIDTH, _EXPANSION, _IMAGE, _CLASSES = 64, 4, 224, 1000
-_GATES = 4
-
-
-@dataclass(frozen=True)
-class Network:
-    """The training step of a network, and what its authors know about it.
-
-    Attributes:
-        name: Name for people.
-        graph: Forward and backward.
-        costs: Estimated seconds; no workspace, which the paper does not count.
-        in_place: Inputs that ops may write over.
-        groups: For forward ops whose outputs may end a segment, a number; those of equal number are kept or recomputed
-            together.
-        parameter_bytes: Size of the parameters, which are no part of the graph.
-    """
-
-    name: str
-    graph: Graph
-    costs: Costs
-    in_place: InPlace
-    groups: dict[OpId, int]
-    parameter_bytes: int
-
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes that each forward op makes."""
-        values, ops = self.graph.values, self.graph.ops
-        return [sum(values[value].bytes for value in ops[op].outputs) for op in self.graph.forward]
 
 
 def resnet(stages: Sequence[int], *, batch: int = 32) -> Network:

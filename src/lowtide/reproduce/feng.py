@@ -36,7 +36,7 @@ class Published:
         planned_mib: Memory with their plan.
         cut: By how many percent that is less.
         overhead: By how many percent an iteration takes longer.
-        doubt: What else sets its plain memory apart from ours.
+        doubt: Why else its plain memory may differ from ours.
     """
 
     network: str

@@ -3,7 +3,7 @@
 VGG-19 is also captured as PyTorch trains it, where the planners' schedules have their true peak.
 
 The abstract is all of the paper that could be had, and it has no figures. The values beside ours are those that follow
-from its recurrences, worked out apart from this program and checked by trying every plan of small chains.
+from its recurrences, worked out independently of this program and checked by trying every plan of small chains.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def event_peak(
         sizes: Bytes of the chain's input and of every layer's output.
         checkpoints: Layers whose output is kept.
         inside: Bytes inside every layer that exist only while its segment is materialised; none by default.
-        recompute_output: Whether the output at the end of a segment is recomputed too.
-        loss_gradient: Whether the last layer's output and its gradient are there together when backward begins.
+        recompute_output: True if the output at the end of a segment is recomputed too.
+        loss_gradient: True if the last layer's output and its gradient are there together when backward begins.
     """
     n = len(sizes) - 1
     within = inside or [0] * (n + 1)

@@ -112,11 +112,11 @@ class Training(nn.Module):
         self.weights = weights
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the weighted sum of the cross entropies of all scores, or the sum of the scores without labels."""
-        scores = self.network(images)
-        if labels is None:
-            return scores.sum()
+        """Return the weighted sum of the cross entropies of all scores; without labels the sum of the first scores."""
+        scores: Tensor | tuple[Tensor, ...] = self.network(images)
         every = scores if isinstance(scores, tuple) else (scores,)
+        if labels is None:
+            return every[0].sum()
         losses = [weight * F.cross_entropy(each, labels) for weight, each in zip(self.weights, every, strict=True)]
         return sum(losses[1:], start=losses[0])
 
@@ -149,11 +149,11 @@ def capture(name: str, network: Network, device: str) -> Captured:
             batch.append(torch.zeros(network.batch, *network.labels, dtype=torch.int64))
     with as_traced():
         problem = plan(model, batch, budget="100%", planner="keep_all", costs=device).problem
-    idle = (0,) * len(problem.graph.ops)
+    no_workspace = (0,) * len(problem.graph.ops)
     return Captured(
         name=name,
         graph=problem.graph,
-        costs=replace(problem.costs, workspace_bytes=idle, source=f"{problem.costs.source}, without workspace"),
+        costs=replace(problem.costs, workspace_bytes=no_workspace, source=f"{problem.costs.source}, without workspace"),
         parameter_bytes=sum(parameter.nbytes for parameter in model.parameters()),
         input_bytes=sum(tensor.nbytes for tensor in batch),
         batch=network.batch,

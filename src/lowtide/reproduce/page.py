@@ -90,24 +90,25 @@ def to_markdown(page: Page) -> str:
 
 
 def to_json(page: Page) -> str:
-    """Return the page as JSON, figures in full precision."""
-    content: dict[str, Any] = {
-        "title": page.title,
-        "rows": [
-            {
-                "network": row.network,
-                "quantity": row.quantity,
-                "published": row.published,
-                "ours": row.ours,
-                "unit": row.unit,
-                "ratio": row.ratio,
-                "note": row.note,
-            }
-            for row in page.rows
-        ],
-        "remarks": list(page.remarks),
+    """Return the page as JSON, figures in full precision, one row a line."""
+    rows = ",\n  ".join(_dump(_fields(row)) for row in page.rows)
+    return f'{{\n "title": {_dump(page.title)},\n "rows": [\n  {rows}\n ],\n "remarks": {_dump(page.remarks)}\n}}\n'
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    return {
+        "network": row.network,
+        "quantity": row.quantity,
+        "published": row.published,
+        "ours": row.ours,
+        "unit": row.unit,
+        "ratio": row.ratio,
+        "note": row.note,
     }
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def format_figure(figure: float | None) -> str:

@@ -1,1 +1,1 @@
-"""The shared answer: schedules, their price and their legality. No torch."""
+"""Schedules: the order in which ops run, what it costs, and whether it is legal. No torch."""

@@ -141,7 +141,7 @@ class _Touched:
 
 
 def _touched(graph: Graph, schedule: Schedule, outside: frozenset[ValueId]) -> _Touched:
-    """Return what `schedule` touches, apart from inputs of the graph and values `outside` the arena."""
+    """Return what `schedule` touches, except inputs of the graph and values `outside` the arena."""
     ops = graph.ops
     values: list[ValueId] = []
     uses: list[int] = []

@@ -14,7 +14,7 @@ def expand(graph: Graph, kept: Collection[ValueId], *, again: Collection[ValueId
 
     Forward runs as given. Backward runs as given, and just before an op that reads a value which is not there, the
     value is recomputed from what is. A recomputed value stays until its last reader, unless it is in `again`: then it
-    is recomputed anew for each backward op that reads it. Outputs of the graph and values whose op is pinned are
+    is recomputed again for each backward op that reads it. Outputs of the graph and values whose op is pinned are
     always kept.
     """
     available = {*graph.always_there, *kept}

@@ -1,4 +1,4 @@
-"""Mirror counts: how often each forward op's result is dropped and computed anew, as a schedule.
+"""Mirror counts: how often each forward op's result is dropped and computed again, as a schedule.
 
 Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016, Algorithm 2. There the gradient graph
 is built on copies of the forward ops; here the gradient ops exist already, and only the order of runs is asked for. The

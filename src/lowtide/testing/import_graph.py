@@ -1,20 +1,41 @@
 """Which part of the package imports which, read from the sources: delayed imports count like any other.
 
 The parts of a package are its modules and subpackages. `edges` gives the imports between the parts of one package,
-`cycles` those that go both ways, directly or in a ring. `python -m lowtide.testing.import_graph FILE.png` draws the
-parts of lowtide and those of `lowtide.plan`.
+`cycle` finds parts that import each other, directly or in a ring.
+
+    python -m lowtide.testing.import_graph docs/images/imports.png
+
+draws it: parts in rows, arrows down to what they import. A part stands in the row below the lowest part that imports
+it, so that it is near its users. An arrow that passes other rows gets a place in each of them, and the order within a
+row puts everything near what it is connected with: few arrows cross, and none runs through a name.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ROOT = Path(__file__).parents[1]
 Edges = Mapping[str, Collection[str]]
+# A part, or an arrow where it passes a row: its two ends and the row.
+Place = str | tuple[str, str, int]
+
+# The picture.
+DRAWN = ("lowtide", "lowtide.plan", "lowtide.blocks")
+PANEL_WIDTHS = (3.2, 1.6, 1.3)
+# Widths in letters: of a box beyond its name, and of an arrow that passes a row.
+BOX_MARGIN, ARROW_WIDTH = 4.0, 3.0
+# Rounds of placing every row near its neighbours, down and up; more of them change nothing in the pictures there are.
+SWEEPS = 24
+WITHOUT_TORCH, WITH_TORCH, ARROWS = "#e7f3ec", "#fdeee2", "0.55"
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
@@ -63,7 +84,7 @@ def edges(package: str, imports: Mapping[str, Collection[str]]) -> dict[str, set
         own = _part(package, importer)
         if own is not None:
             others = (_part(package, name) for name in imported)
-            found.setdefault(own, set()).update(other for other in others if other not in (own, None))  # type: ignore[misc]
+            found.setdefault(own, set()).update(other for other in others if other not in (own, None))
     return found
 
 
@@ -96,16 +117,6 @@ def only_importers(imports: Mapping[str, Collection[str]]) -> dict[str, str]:
     return {name: next(iter(of)) for name, of in importers.items() if len(of) == 1 and name not in inner}
 
 
-def rows(parts: Edges) -> Iterator[list[str]]:
-    """Yield the parts from the bottom up: each row imports only rows before it."""
-    sorter = TopologicalSorter(parts)
-    sorter.prepare()
-    while sorter.is_active():
-        ready = sorted(sorter.get_ready())
-        yield ready
-        sorter.done(*ready)
-
-
 def without_shortcuts(parts: Edges) -> dict[str, set[str]]:
     """Return the edges that are not implied by a longer way."""
     below: dict[str, set[str]] = {}
@@ -118,43 +129,132 @@ def without_shortcuts(parts: Edges) -> dict[str, set[str]]:
     }
 
 
+def torch_users(package: str, parts: Edges) -> set[str]:
+    """Return the parts of `package` that import PyTorch, themselves or through others of its parts."""
+    known = modules()
+    found: set[str] = set()
+    for part in TopologicalSorter(parts).static_order():
+        own = (path for name, path in known.items() if _part(package, name) == part)
+        itself = any(name.split(".")[0] == "torch" for path in own for name in imported_names(path.read_text()))
+        if itself or found & set(parts.get(part, ())):
+            found.add(part)
+    return found
+
+
 def draw(path: Path) -> None:
-    """Write a picture of the parts of lowtide and of its planning package; arrows point to what is imported."""
+    """Write the picture of `DRAWN`: arrows point to what is imported; those that others imply are left out."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     imports = module_imports()
-    titles = ("lowtide", "lowtide.plan")
-    figure = Figure(figsize=(15, 11), layout="constrained")
-    for axes, package in zip(figure.subplots(1, 2, width_ratios=(3, 2)), titles, strict=True):
-        _draw_parts(axes, edges(package, imports))
-        axes.set_title(package)
-    figure.savefig(path, dpi=110)
+    figure = Figure(figsize=(15, 8.5), layout="constrained")
+    for axes, package in zip(figure.subplots(1, len(DRAWN), width_ratios=PANEL_WIDTHS), DRAWN, strict=True):
+        parts = edges(package, imports)
+        _draw_parts(axes, parts, torch_users(package, parts))
+        axes.set_title(package, fontsize=13)
+    legend = [
+        Patch(fc=WITHOUT_TORCH, ec="0.3", label="works without torch"),
+        Patch(fc=WITH_TORCH, ec="0.3", label="needs torch"),
+    ]
+    figure.legend(handles=legend, loc="outside lower right", ncols=2, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
 
 
-def _draw_parts(axes: object, parts: Edges) -> None:
-    from matplotlib.axes import Axes
+def heights(parts: Edges) -> dict[str, int]:
+    """Return the row of every part, 0 at the bottom: right below the lowest part that imports it."""
+    from_bottom: dict[str, int] = {}
+    order = list(TopologicalSorter(parts).static_order())
+    for part in order:
+        from_bottom[part] = max((from_bottom[other] + 1 for other in parts.get(part, ())), default=0)
+    found: dict[str, int] = {}
+    for part in reversed(order):
+        users = [found[user] - 1 for user in found if part in parts.get(user, ())]
+        found[part] = min(users, default=from_bottom[part])
+    return found
 
-    assert isinstance(axes, Axes)
-    places = {}
-    for height, row in enumerate(rows(parts)):
-        for number, part in enumerate(row):
-            # Rows are shifted against each other, so that arrows do not run through the names between.
-            places[part] = ((number + 1) / (len(row) + 1) + (0.06 if height % 2 else 0.0), height)
-    for part, others in without_shortcuts(parts).items():
-        for other in others:
-            axes.annotate(
-                "",
-                places[other],
-                places[part],
-                arrowprops={"arrowstyle": "->", "color": "0.6", "shrinkA": 12, "shrinkB": 12},
-            )
-    for part, (across, height) in places.items():
-        axes.text(
-            across, height, part, ha="center", va="center", bbox={"boxstyle": "round", "fc": "white", "ec": "0.3"}
-        )
-    axes.set_xlim(0, 1.1)
-    axes.set_ylim(-0.5, max(height for _, height in places.values()) + 0.5)
+
+def lines(parts: Edges, row_of: Mapping[str, int]) -> list[list[Place]]:
+    """Return every arrow as the places it passes, its two ends included."""
+    return [
+        [part, *((part, other, row) for row in range(row_of[part] - 1, row_of[other], -1)), other]
+        for part, others in sorted(without_shortcuts(parts).items())
+        for other in sorted(others)
+    ]
+
+
+def arrange(row_of: Mapping[str, int], arrows: Sequence[Sequence[Place]]) -> dict[Place, float]:
+    """Return how far to the right every place is."""
+    near: dict[Place, list[Place]] = {part: [] for part in row_of}
+    for arrow in arrows:
+        for one, other in pairwise(arrow):
+            near.setdefault(one, []).append(other)
+            near.setdefault(other, []).append(one)
+    rows: dict[int, list[Place]] = {}
+    for place in near:
+        rows.setdefault(_row(place, row_of), []).append(place)
+    across: dict[Place, float] = {place: float(index) for row in rows.values() for index, place in enumerate(row)}
+    for sweep in range(SWEEPS):
+        for height in sorted(rows, reverse=sweep % 2 == 0):
+            across.update(_spread(rows[height], near, across))
+    return across
+
+
+def _row(place: Place, row_of: Mapping[str, int]) -> int:
+    return row_of[place] if isinstance(place, str) else place[2]
+
+
+def _spread(
+    row: Sequence[Place], near: Mapping[Place, Sequence[Place]], across: Mapping[Place, float]
+) -> Iterator[tuple[Place, float]]:
+    """Yield the places of one row, each as near to the middle of its neighbours as those before it allow."""
+    wanted = {
+        place: sum(across[other] for other in near[place]) / len(near[place]) if near[place] else across[place]
+        for place in row
+    }
+    order = sorted(row, key=lambda place: wanted[place])
+    placed: list[float] = []
+    for place in order:
+        free = placed[-1] + (_width(order[len(placed) - 1]) + _width(place)) / 2 if placed else wanted[place]
+        placed.append(max(wanted[place], free))
+    shift = sum(wanted[place] - at for place, at in zip(order, placed, strict=True)) / len(order)
+    yield from ((place, at + shift) for place, at in zip(order, placed, strict=True))
+
+
+def _width(place: Place) -> float:
+    return len(place) + BOX_MARGIN if isinstance(place, str) else ARROW_WIDTH
+
+
+def _draw_parts(axes: Axes, parts: Edges, with_torch: set[str]) -> None:
+    row_of = heights(parts)
+    arrows = lines(parts, row_of)
+    across = arrange(row_of, arrows)
+    points = {place: (x, float(_row(place, row_of))) for place, x in across.items()}
+    for arrow in arrows:
+        _draw_arrow(axes, [points[place] for place in arrow])
+    for part in row_of:
+        box = {"boxstyle": "round,pad=0.35", "fc": WITH_TORCH if part in with_torch else WITHOUT_TORCH, "ec": "0.3"}
+        axes.text(*points[part], part, ha="center", va="center", fontsize=11, bbox=box)
+    xs = [x + side * _width(place) / 2 for place, x in across.items() for side in (-1, 1)]
+    axes.set_xlim(min(xs), max(xs))
+    axes.set_ylim(-0.5, max(row_of.values()) + 0.5)
     axes.axis("off")
+
+
+def _draw_arrow(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Draw a curve through `points`, from the lower edge of the first box to the upper edge of the last."""
+    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path as Curve
+
+    (x, y), *between, (x_last, y_last) = points
+    corners = [(x, y - 0.17), *between, (x_last, y_last + 0.17)]
+    vertices, codes = corners[:1], [Curve.MOVETO]
+    for (x, y), (x_next, y_next) in pairwise(corners):
+        middle = (y + y_next) / 2
+        vertices += [(x, middle), (x_next, middle), (x_next, y_next)]
+        codes += [Curve.CURVE4] * 3
+    curve = Curve(vertices, codes)
+    axes.add_patch(FancyArrowPatch(path=curve, arrowstyle="->", mutation_scale=11, color=ARROWS, lw=1))
 
 
 if __name__ == "__main__":

@@ -139,8 +139,8 @@
     const one = line("plain", positions("plain", axis), plain.bytes, paint.plain);
     const two = line("planned", positions("planned", axis), planned.bytes, paint.planned);
     const ends = [clocks.plain, clocks.planned].map((clock) => clock[clock.length - 1]);
-    const apart = Math.abs(positions("plain", axis)[plain.boundary] - positions("planned", axis)[planned.boundary]);
-    if (apart < 0.02 * (axis === "time" ? Math.max(...ends) : planned.steps.length)) {
+    const distance = Math.abs(positions("plain", axis)[plain.boundary] - positions("planned", axis)[planned.boundary]);
+    if (distance < 0.02 * (axis === "time" ? Math.max(...ends) : planned.steps.length)) {
       two.markLine = marks(planned, "planned", axis, paint.soft, "forward | backward");
     } else {
       one.markLine = marks(plain, "plain", axis, paint.plain, "backward, plain");

@@ -1,4 +1,4 @@
-"""The classification networks of the papers: VGG, ResNet, DenseNet, GoogLeNet, Inception v3."""
+"""The classification networks of the papers, in this order: VGG, AlexNet, ResNet, DenseNet, GoogLeNet, Inception v3."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def densenet(depth: int, classes: int = 1000) -> nn.Module:
     return nn.Sequential(*layers, *head)
 
 
-# Channels of 1x1; of 3x3 and of 5x5 with their reductions; of the pooled branch.
+# For every block, channels of its input; of 1x1; of 3x3 and of 5x5 with their reductions; of the pooled branch.
 _INCEPTIONS = {
     "3a": (192, 64, 96, 128, 16, 32, 32),
     "3b": (256, 128, 128, 192, 32, 96, 64),
@@ -160,8 +160,7 @@ _INCEPTIONS = {
     "5a": (832, 256, 160, 320, 32, 128, 128),
     "5b": (832, 384, 192, 384, 48, 128, 128),
 }
-
-
+# Local response normalisation: channels summed over, factor and exponent.
 _WINDOW, _ALPHA, _BETA = 5, 2e-5, 0.75
 
 
@@ -181,6 +180,8 @@ class _ResponseNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Return the gradient of `x`."""
+        x: Tensor
+        base: Tensor
         x, base = ctx.saved_tensors
         direct = gradient * base.pow(-_BETA)
         return direct - 2 * _ALPHA * _BETA * x * _window_sum(direct * x / base)
@@ -197,7 +198,8 @@ class ResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`, normalised."""
-        return _ResponseNorm.apply(x)
+        normalised: Tensor = _ResponseNorm.apply(x)  # type: ignore[no-untyped-call]
+        return normalised
 
 
 def _inception(name: str) -> nn.Module:

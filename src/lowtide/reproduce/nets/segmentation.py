@@ -1,4 +1,4 @@
-"""The segmentation networks of the papers: U-Net and PSPNet."""
+"""The segmentation networks of the papers: PSPNet and U-Net."""
 
 from __future__ import annotations
 
@@ -89,4 +89,5 @@ class UNet(nn.Module):
             x = up(x)
             rim = (skip.shape[-1] - x.shape[-1]) // 2
             x = merge(torch.cat([skip[:, :, rim : rim + x.shape[-2], rim : rim + x.shape[-1]], x], 1))
-        return self.head(x)
+        scores: Tensor = self.head(x)
+        return scores
