@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 import lowtide
+from helpers.strategies import problems
 from lowtide.analysis.explain import explain_plan
 from lowtide.errors import InvalidModelError, InvalidOptionError, PlanFileError
 from lowtide.graph.build import GraphBuilder
@@ -19,7 +20,6 @@ from lowtide.plan.solve import solve
 from lowtide.schedule.simulate import instances
 from lowtide.testing.models import sequences as gpt
 from lowtide.testing.models import unet
-from strategies import problems
 
 
 def skip_net() -> Plan:

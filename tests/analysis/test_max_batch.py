@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
+from helpers.paths import TESTS
+from helpers.train_within import MODELS, OPTIMIZERS, perceptron
 from lowtide.analysis.batch_search import Trial, search
 from lowtide.errors import (
     InfeasibleBudgetError,
@@ -32,9 +34,8 @@ from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
 from lowtide.runtime.memory_fit import batch_on_fakes
-from train_within import MODELS, OPTIMIZERS, perceptron
 
-CHILD = Path(__file__).with_name("train_within.py")
+CHILD = TESTS / "helpers" / "train_within.py"
 SLACK = 64 * 2**10
 QUICK = Greedy(effort=0.02)
 

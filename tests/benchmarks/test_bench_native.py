@@ -1,20 +1,14 @@
 """The rivals' schedules in the comparison with PyTorch's own means are what their graphs do."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
+import native
+import zoo
 from lowtide.capture.memory_rewrites import as_traced
 from lowtide.graph import samples
 from lowtide.plan.core.problem import Problem
 from lowtide.schedule.verify import verify
 from lowtide.testing.models import SMALL, gpt
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-import native
-import zoo
 from planners import capture
 from problems import write
 

@@ -7,21 +7,17 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
-sys.path.insert(0, str(BENCHMARKS))
-
-import checks  # noqa: E402
-import common  # noqa: E402
-import limits  # noqa: E402
-import plan  # noqa: E402
-import published  # noqa: E402
-from lowtide.graph import samples  # noqa: E402
-from lowtide.plan.core.problem import Problem  # noqa: E402
+import checks
+import common
+import limits
+import plan
+import published
+from helpers.paths import BENCHMARKS, GRAPHS, published_graph
+from lowtide.graph import samples
+from lowtide.plan.core.problem import Problem
 
 
 def row(planner, percent, overhead, *, gap=0.0, seconds=1.0, fits=True, model="gpt"):
@@ -156,7 +152,6 @@ def test_a_row_has_the_figures_of_the_plan():
     assert "refused" in limits.planned(Problem(*samples.chain(4), 500), "chen_sqrt")
 
 
-@pytest.mark.skipif(not GRAPHS.exists(), reason="the published graphs are not there")
 @pytest.mark.parametrize(
     ("file", "ops", "links", "peak", "seconds"),
     [
@@ -167,15 +162,15 @@ def test_a_row_has_the_figures_of_the_plan():
     ],
 )
 def test_published_graphs_have_their_published_figures(file, ops, links, peak, seconds):
-    graph, costs = published.load(GRAPHS / file)
+    graph, costs = published.load(published_graph(file))
     trace = Problem(graph, costs, 1).baseline
     assert (len(graph.ops), sum(len(op.inputs) for op in graph.ops)) == (ops, links)
     assert (trace.peak_bytes, trace.seconds) == (peak, seconds)
 
 
-@pytest.mark.skipif(not GRAPHS.exists(), reason="the published graphs are not there")
 @pytest.mark.parametrize("point", published.POINTS[:5], ids=lambda point: f"{point.name} at {point.percent} %")
 def test_auto_is_as_good_as_the_published_rival(point):
+    published_graph(point.file)
     (job,) = published.jobs([point], GRAPHS, "auto")
     row = {**job.key, **job.work(), "planning_seconds": 0.0}  # never a timed test
     assert published.violations(row) == []

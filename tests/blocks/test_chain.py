@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
-from chain_cases import BATCH, DIM, Counting, Pair, Residual, WithExtra, random_batches
-from exactness import DropEverything
+from helpers.chain_cases import BATCH, DIM, Counting, Pair, Residual, WithExtra, random_batches
+from helpers.exactness import DropEverything
 from lowtide import errors
 from lowtide.plan.registry import get
 from lowtide.schedule.verify import verify

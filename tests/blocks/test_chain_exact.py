@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lowtide
-from chain_cases import (
+from helpers.chain_cases import (
     BATCH,
     DIM,
     PLANNERS,
@@ -22,7 +22,7 @@ from chain_cases import (
     assert_chain_exact,
     random_batches,
 )
-from exactness import DropEverything, assert_same, train
+from helpers.exactness import DropEverything, assert_same, train
 
 DROP = DropEverything()
 

@@ -15,8 +15,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
-from chain_cases import BATCH, DIM, Loop
-from exactness import DropEverything
+from helpers.chain_cases import BATCH, DIM, Loop
+from helpers.exactness import DropEverything
 from lowtide import errors
 
 DROP = DropEverything(again=True)

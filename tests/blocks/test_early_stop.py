@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
-from chain_cases import BATCH, DIM, Counting, Pair, Residual, WithExtra, assert_chain_exact, random_batches
+from helpers.chain_cases import BATCH, DIM, Counting, Pair, Residual, WithExtra, assert_chain_exact, random_batches
 from lowtide import errors
 from lowtide.blocks.profile.chain_graph import BACKWARD, FORWARD, GRADIENTS, INSIDE, joined
 from lowtide.plan.core.planner import AbstractPlanner, Proposal

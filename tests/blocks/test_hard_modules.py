@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import lowtide
-from chain_cases import BATCH, DIM, Loop, Residual, assert_chain_exact, random_batches
-from exactness import DropEverything
+from helpers.chain_cases import BATCH, DIM, Loop, Residual, assert_chain_exact, random_batches
+from helpers.exactness import DropEverything
 from lowtide import errors
 
 DROP = DropEverything(again=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lowtide
-from exactness import DropEverything, assert_same, train
+from helpers.exactness import DropEverything, assert_same, train
 from lowtide import errors
 
 DIM, BATCH = 12, 6

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
-from chain_cases import BATCH, DIM, Loop
-from exactness import DropEverything
+from helpers.chain_cases import BATCH, DIM, Loop
+from helpers.exactness import DropEverything
 from lowtide import errors
 
 DROP = DropEverything(again=True)

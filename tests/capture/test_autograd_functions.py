@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
-from exactness import assert_same, train
+from helpers.exactness import assert_same, train
 
 # Bytes by which a predicted peak may be too high.
 SCALARS = 16

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
-from exactness import STEPS, Batch, DropEverything, assert_exact
+from helpers.exactness import STEPS, Batch, DropEverything, assert_exact
 from lowtide.capture.alias import view_base
 from lowtide.capture.copies import drop_copies
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
-from exactness import STEPS, Batch, DropEverything, Tightest, assert_exact
+from helpers.exactness import STEPS, Batch, DropEverything, Tightest, assert_exact
 from lowtide.capture import inplace_fusion as overwrite
 from lowtide.capture.build_program import make_program
 from lowtide.capture.fused_op import KERNELS, written_over

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
-from exactness import Batch, DropEverything, assert_exact, assert_same, train
+from helpers.exactness import Batch, DropEverything, assert_exact, assert_same, train
 from lowtide import device
 from lowtide.capture.memory_rewrites import as_traced
 from lowtide.capture.shape_only_inputs import READS_SHAPE, hollow_out, is_hollow

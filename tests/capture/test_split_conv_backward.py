@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
-from exactness import Batch, DropEverything, Tightest, assert_exact, assert_same, train
+from helpers.exactness import Batch, DropEverything, Tightest, assert_exact, assert_same, train
 from lowtide.capture.program import is_getitem, output_node
 from lowtide.capture.split_conv_backward import split_convolutions
 from lowtide.errors import InfeasibleBudgetError

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers.paths import ROOT
 from lowtide.cli import COMMANDS, completion, main
 from lowtide.plan.core.result import Plan
 
-ROOT = Path(__file__).parents[1]
 MODEL = '''
 """A model of one's own."""
 import torch

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from costs_helpers import CPU, aten, call, fake, heads, index, program
+from helpers.cost_cases import CPU, aten, call, fake, heads, index, program
 from lowtide.costs.analytic import analytic_costs, estimate
 from lowtide.costs.devices import DEVICES, device_figures, nearest, recognise
 from lowtide.errors import InvalidOptionError

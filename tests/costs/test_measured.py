@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from costs_helpers import CPU, FAKE, aten, call, fake, index, mask, mixed_ops, ops, program
+from helpers.cost_cases import CPU, FAKE, aten, call, fake, index, mask, mixed_ops, ops, program
 from lowtide.costs import measured, resolve_costs
 from lowtide.costs.measured import materialize
 from lowtide.costs.op import signature, tensors_in

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import lowtide
+from helpers.paths import ROOT
 from lowtide import errors
 from lowtide.plan import registry
 
-ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "planners").glob("*.md"))]
 # Drawn by `make curves` for all planners at once.
 CURVES = ROOT / "docs" / "images" / "planners"

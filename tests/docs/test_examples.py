@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from helpers.paths import ROOT
+
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NEEDS = {
     "accelerate_loop": ["accelerate"],

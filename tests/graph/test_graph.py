@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 
+from helpers.strategies import graphs
 from lowtide.errors import InvalidGraphError
 from lowtide.graph import samples
 from lowtide.graph.analysis import cut_points, values_for_backward
@@ -13,7 +14,6 @@ from lowtide.graph.build import GraphBuilder, check_graph
 from lowtide.graph.costs import Costs, check_costs
 from lowtide.graph.io import costs_from_dict, costs_to_dict, graph_from_dict, graph_to_dict
 from lowtide.graph.ir import Graph, Op, Value
-from strategies import graphs
 
 SAMPLES = {
     "chain": samples.chain(5),

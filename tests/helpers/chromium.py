@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from helpers.paths import ROOT
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
 
 

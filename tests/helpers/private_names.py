@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-SRC = Path(__file__).parents[1] / "src" / "lowtide"
+from helpers.paths import ROOT
+
+SRC = ROOT / "src" / "lowtide"
 _BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 # Of named tuples.
 _NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_make"}

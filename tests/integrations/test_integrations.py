@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from torch import Tensor, nn
 import lowtide
 from lowtide.errors import InvalidBudgetError, InvalidOptionError, UnknownPlannerError
 from lowtide.integrations.apply import ModelWatch, Wish
-
-ROOT = Path(__file__).parents[1]
 
 
 class Net(nn.Module):
@@ -40,11 +37,8 @@ def batches() -> list[dict[str, Tensor]]:
 
 
 def import_beside_cpu_torch(name: str) -> Any:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        from zoo import prepare_torchvision
-    finally:
-        sys.path.pop(0)
+    from zoo import prepare_torchvision
+
     prepare_torchvision()
     return pytest.importorskip(name)
 

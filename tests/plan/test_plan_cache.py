@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import lowtide
+from helpers.kept_plan import COSTS, GRAPH, PLAN, PLANNER, PROBLEM
+from helpers.paths import TESTS
 from lowtide.graph import samples
 from lowtide.graph.costs import Costs
 from lowtide.plan import plan_cache as plans_on_disk
@@ -22,11 +24,6 @@ from lowtide.plan.plan_cache import PlanStore, key_of
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress, silent
-
-GRAPH, COSTS = samples.training_chain(8)
-PROBLEM = Problem(GRAPH, COSTS, 600)
-PLANNER = Greedy(effort=0.02)
-PLAN = solve(PROBLEM, PLANNER)
 
 
 @pytest.fixture
@@ -121,7 +118,8 @@ WRITER = """
 import sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from test_plan_store import PLAN, PLANNER, PROBLEM, PlanStore
+from helpers.kept_plan import PLAN, PLANNER, PROBLEM
+from lowtide.plan.plan_cache import PlanStore
 store = PlanStore(Path({folder!r}))
 for _ in range(100):
     store.put(PLAN, PLANNER)
@@ -132,7 +130,7 @@ for _ in range(100):
 
 
 def test_several_processes_may_write_at_once(tmp_path: Path) -> None:
-    code = WRITER.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "plans"))
+    code = WRITER.format(tests=str(TESTS), folder=str(tmp_path / "plans"))
     writers = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(3)]
     assert [(writer.communicate()[1], writer.returncode)[1] for writer in writers] == [0, 0, 0]
     assert len(list((tmp_path / "plans").iterdir())) == 1

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from helpers.strategies import problems
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.plan import registry
@@ -16,7 +17,6 @@ from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.keep_all import KeepAll
 from lowtide.plan.solve import solve
 from lowtide.schedule.verify import verify
-from strategies import problems
 
 QUICK = Greedy(effort=0.02)
 PLANNERS = {name: registry.get(name) for name in registry.names()} | {

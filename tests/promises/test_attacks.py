@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from exactness import STEPS, Batch, DropEverything, assert_exact
+from helpers.exactness import STEPS, Batch, DropEverything, assert_exact
 
 LOOSE: dict[str, Any] = {"budget": "1TiB", "costs": "analytic"}
 

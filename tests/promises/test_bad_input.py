@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import lowtide
-from exactness import assert_same, train
+from helpers.exactness import assert_same, train
 from lowtide import errors
 
 

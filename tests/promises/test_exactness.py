@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
-from exactness import (
+from helpers.exactness import (
     STEPS,
     Batch,
     DropEverything,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-CHILD = Path(__file__).with_name("plan_large.py")
+from helpers.paths import TESTS
+
+CHILD = TESTS / "helpers" / "plan_large.py"
 
 
 def planned(layers: int, batch: int, memory: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from exactness import STEPS, Batch, DropEverything, assert_exact
+from helpers.exactness import STEPS, Batch, DropEverything, assert_exact
 from lowtide.errors import CaptureError, InfeasibleBudgetError, LowtideWarning, UnsupportedBackwardError
 
 LOOSE: dict[str, Any] = {"budget": "1TiB", "costs": "analytic"}

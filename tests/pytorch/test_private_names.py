@@ -9,17 +9,16 @@ import tomllib
 import warnings
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.paths import ROOT
+from helpers.private_names import Uses, is_private, sources, uses_by_file
 from lowtide.errors import LowtideError, LowtideWarning, UnsupportedTorchError
 from lowtide.pytorch import required
 from lowtide.pytorch.names import NAMES, PrivateName
-from private_names import Uses, is_private, sources, uses_by_file
 
-ROOT = Path(__file__).parents[1]
 # The attributes of their objects are listed under them.
 ATTRIBUTES_OF = (
     "torch.Tensor",

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lowtide
+from helpers.report_samples import HOSTILE, comparison_of, hostile_names, plain_names, plan_of
 from lowtide.analysis.compare import ComparisonRow
 from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.graph.samples import chain, random_dag
@@ -19,7 +20,6 @@ from lowtide.plan.core.account import MemoryAccount
 from lowtide.report.data import KINDS, report_data
 from lowtide.report.write import html_page, memory_chart, text_report
 from lowtide.units import format_bytes
-from report_samples import HOSTILE, comparison_of, hostile_names, plain_names, plan_of
 
 
 class Reader(HTMLParser):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from chromium import launched
-from report_samples import comparison_of, hostile_names, plain_names, plan_of
+from helpers.chromium import launched
+from helpers.report_samples import comparison_of, hostile_names, plain_names, plan_of
 
 CHARTS = ("memory", "peak-modules", "peak-sources", "kept", "recompute", "tradeoff")
 PHONE = {"width": 390, "height": 844}

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from helpers.paths import published_graph
 from lowtide.cli import main
 from lowtide.errors import InvalidOptionError
 from lowtide.plan.core.problem import Problem
@@ -26,7 +27,6 @@ from lowtide.reproduce.nets.classification import ResponseNorm
 from lowtide.reproduce.networks import FENG, KUSUMOTO, Captured, Network, capture, captured
 from lowtide.reproduce.page import Page, Row, format_figure, to_json, to_markdown, to_terminal
 
-GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 PARAMETERS = {
     "alexnet": 61_100_840,
     "vgg11": 132_863_336,
@@ -190,9 +190,7 @@ def their_sizes(path: Path) -> dict[str, Counter[int]]:
     ],
 )
 def test_activations_are_those_of_the_authors_graphs(name: str, file: str, batch: int) -> None:
-    path = GRAPHS / f"kusumoto_{file}.txt"
-    if not path.exists():
-        pytest.skip(f"{path} is not here")
+    path = published_graph(f"kusumoto_{file}.txt")
     ours, theirs = our_sizes(captured(name), batch), their_sizes(path)
     if name == "googlenet":  # its normalisation is one function there and several ops here
         ours["Add"].clear()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from helpers.paths import published_graph
 from lowtide.errors import InvalidGraphError
 from lowtide.graph import samples
 from lowtide.graph.build import check_graph
@@ -18,7 +17,6 @@ from lowtide.reproduce.chainer_graphs import parse_chainer_graph, read_chainer_g
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
-GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 # Plain training at the published batch, in GB, as another simulation of the same files gives it.
 PLAIN = {
     "pspnet": 8.69,
@@ -217,9 +215,7 @@ def test_unreadable_files(tmp_path):
 @pytest.mark.parametrize("name", PLAIN)
 def test_plain_training_of_the_released_graphs(name):
     published = kusumoto.PUBLISHED[name]
-    path = GRAPHS / f"kusumoto_{published.file}.txt"
-    if not path.exists():
-        pytest.skip("the authors' graphs are not here")
+    path = published_graph(f"kusumoto_{published.file}.txt")
     chainer = read_chainer_graph(path).scaled(published.batch, published.file_batch)
     for declared in (False, True):
         graph, costs = chainer.training(declared=declared)
@@ -231,9 +227,7 @@ def test_plain_training_of_the_released_graphs(name):
 @pytest.mark.parametrize("name", ["vgg19", "unet", "resnet50", "densenet161", "googlenet"])
 def test_released_graphs_reach_the_published_memory(name):
     published = kusumoto.PUBLISHED[name]
-    path = GRAPHS / f"kusumoto_{published.file}.txt"
-    if not path.exists():
-        pytest.skip("the authors' graphs are not here")
+    path = published_graph(f"kusumoto_{published.file}.txt")
     chainer = read_chainer_graph(path).scaled(published.batch, published.file_batch)
     problem = Problem(*chainer.training(), 1)
     plan = solve(problem, Kusumoto(strategy="memory"), throw=False)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from exactness import Batch, DropEverything, assert_exact, assert_same, train
+from helpers.exactness import Batch, DropEverything, assert_exact, assert_same, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::lowtide.errors.LowtideWarning")
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from exactness import STEPS, Batch, assert_exact
+from helpers.exactness import STEPS, Batch, assert_exact
 from lowtide.errors import InfeasibleBudgetError
 from lowtide.measure import record_parts
 

@@ -3,13 +3,13 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.strategies import graphs, schedules
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.schedule.simulate import instances, simulate
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
-from strategies import graphs, schedules
 
 
 def recount(graph, costs, schedule, *, forget_workspace=False):

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.strategies import graphs, schedules
 from lowtide.errors import InvalidScheduleError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.schedule.expand import expand
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
-from strategies import graphs, schedules
 
 
 def marked():

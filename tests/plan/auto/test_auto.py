@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from helpers.tiny_problems import cases, optimum_of
 from lowtide.analysis.compare import compare_planners
 from lowtide.errors import InvalidOptionError
 from lowtide.graph import samples
@@ -17,7 +18,6 @@ from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.keep_all import KeepAll
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
-from test_bounds import cases, optimum_of
 
 AUTO = registry.get("auto")
 SMALL = Auto(planners={"keep_all": KeepAll(), "greedy": Greedy(effort=0)}, gap=0.0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.strategies import problems
 from lowtide.errors import PlanFileError
 from lowtide.graph import samples
 from lowtide.plan.core import plan_file as record
@@ -16,7 +17,6 @@ from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
-from strategies import problems
 
 
 def make_plan():

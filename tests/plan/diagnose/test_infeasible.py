@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lowtide
+from helpers.strategies import problems, schedules
 from lowtide.cli import DOES_NOT_FIT, main
 from lowtide.errors import InfeasibleBudgetError
 from lowtide.graph import samples
@@ -37,7 +38,6 @@ from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.units import parse_budget
-from strategies import problems, schedules
 
 # What each advice begins with.
 ADVICE = {

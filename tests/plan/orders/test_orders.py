@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from helpers.strategies import graphs, schedules
 from lowtide.graph.build import GraphBuilder, check_graph
 from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.problem import Problem
@@ -20,7 +21,6 @@ from lowtide.plan.solve import solve
 from lowtide.progress import silent
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
-from strategies import graphs, schedules
 
 RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 

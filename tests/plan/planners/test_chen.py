@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.strategies import graphs, schedules
 from lowtide.errors import InvalidOptionError
 from lowtide.graph import samples
 from lowtide.graph.analysis import chain_of
@@ -41,7 +42,6 @@ from lowtide.schedule.mirror import mirror
 from lowtide.schedule.simulate import simulate
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
-from strategies import graphs, schedules
 
 GIB = 2**30
 MANY = settings(max_examples=100, deadline=None)

@@ -2,11 +2,12 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from helpers.paths import published_graph
+from helpers.strategies import problems
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
@@ -16,9 +17,7 @@ from lowtide.plan.planners.dtr import Closures, Components, Dtr, Links, OwnCosts
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
-from strategies import problems
 
-GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 HEURISTICS = ("dtr", "dtr_eq", "local", "lru", "size")
 
 
@@ -300,10 +299,7 @@ def checkmate_graph(path):
     ("name", "percent", "increase"), [("vgg16", 90, 1.968), ("vgg_unet", 80, 3.419), ("vgg_unet", 50, 7.450)]
 )
 def test_it_reaches_what_the_simulator_of_its_authors_reaches(name, percent, increase, heuristic):
-    path = GRAPHS / f"checkmate_{name}_train.json"
-    if not path.exists():
-        pytest.skip("the published graphs are not there")
-    graph, costs = checkmate_graph(path)
+    graph, costs = checkmate_graph(published_graph(f"checkmate_{name}_train.json"))
     peak = Problem(graph, costs, 1).baseline.peak_bytes
     plan = solve(Problem(graph, costs, peak * percent // 100), Dtr(heuristic=heuristic))
     assert 100 * plan.overhead == pytest.approx(increase, abs=5e-4)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from division_oracles import (
+from helpers.division_oracles import (
     cheapest_cut,
     cheapest_division,
     check_closed,
@@ -20,6 +19,8 @@ from division_oracles import (
     random_nest,
     shape_of,
 )
+from helpers.paths import published_graph
+from helpers.strategies import problems
 from lowtide.errors import InvalidGraphError, InvalidOptionError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
@@ -34,9 +35,7 @@ from lowtide.plan.planners.feng_division.tree import divide
 from lowtide.plan.planners.feng_division.view import tensor_view_of
 from lowtide.plan.solve import solve
 from lowtide.schedule.verify import verify
-from strategies import problems
 
-GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 PLANNERS = (Feng(), FengChain(), Feng(plans=0), Feng(plans=0, count_all=True), FengChain(plans=0), Feng(plans=5))
 
 
@@ -267,10 +266,7 @@ def test_nonsense_graphs_are_refused(graph):
 
 def read_graph(name):
     """Return a published graph of tensors, its image as source."""
-    path = GRAPHS / f"kusumoto_{name}.txt"
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    lines = iter(path.read_text().splitlines())
+    lines = iter(published_graph(f"kusumoto_{name}.txt").read_text().splitlines())
     variables, functions = map(int, next(lines).split())
     rows = [next(lines).split(" ", 2) for _ in range(variables)]
     sizes = {int(number): int(size) for number, size, _ in rows}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-import lower_set_oracles as oracle
+from helpers import lower_set_oracles as oracle
+from helpers.paths import published_graph
+from helpers.strategies import problems
 from lowtide.errors import InvalidGraphError, InvalidOptionError, InvalidScheduleError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.graph.analysis import forward_dag_of
@@ -28,9 +29,7 @@ from lowtide.plan.solve import solve
 from lowtide.reproduce.chainer_graphs import ChainerGraph, read_chainer_graph
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
-from strategies import problems
 
-GRAPHS = Path(__file__).parents[2] / "shared" / "graphs"
 SEEDS = range(80)
 FACTORS = (1.0, 1.25, 1.5, 2.0)
 QUICK = {
@@ -75,11 +74,8 @@ BUILT = {"vgg19": oracle.vgg19, "unet": oracle.unet}
 
 @cache
 def released(name: str) -> ChainerGraph:
-    """Return one of the authors' graphs, or skip the test where they are not there."""
-    path = GRAPHS / f"kusumoto_{name}.txt"
-    if not path.exists():
-        pytest.skip("the authors' graphs are not here")
-    return read_chainer_graph(path)
+    """Return one of the authors' graphs."""
+    return read_chainer_graph(published_graph(f"kusumoto_{name}.txt"))
 
 
 @cache

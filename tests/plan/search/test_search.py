@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.strategies import graphs, schedules
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.plan.core.problem import Problem
@@ -16,7 +17,6 @@ from lowtide.schedule.expand import expand
 from lowtide.schedule.simulate import simulate
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
-from strategies import graphs, schedules
 
 RELAXED = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 
