@@ -61,7 +61,7 @@ class Runner:
         torch.manual_seed(step)
         start = time.perf_counter()
         loss = loss_of(self.model(*args, **kwargs))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), time.perf_counter() - start
@@ -80,7 +80,7 @@ class Runner:
             clock.append(time.perf_counter())
             output = self.model(*args, **kwargs)
             clock.append(time.perf_counter())
-            loss_of(output).backward()
+            loss_of(output).backward()  # type: ignore[no-untyped-call]
 
         points = memory_timeline(gradients, "cpu")
         self.optimizer.zero_grad(set_to_none=True)

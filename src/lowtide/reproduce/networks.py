@@ -112,11 +112,11 @@ class Training(nn.Module):
         self.weights = weights
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return the weighted sum of the cross entropies of all scores, or the sum of the scores without labels."""
-        scores = self.network(images)
-        if labels is None:
-            return scores.sum()
+        """Return the weighted sum of the cross entropies of all scores; without labels the sum of the first scores."""
+        scores: Tensor | tuple[Tensor, ...] = self.network(images)
         every = scores if isinstance(scores, tuple) else (scores,)
+        if labels is None:
+            return every[0].sum()
         losses = [weight * F.cross_entropy(each, labels) for weight, each in zip(self.weights, every, strict=True)]
         return sum(losses[1:], start=losses[0])
 

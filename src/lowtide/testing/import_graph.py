@@ -63,7 +63,7 @@ def edges(package: str, imports: Mapping[str, Collection[str]]) -> dict[str, set
         own = _part(package, importer)
         if own is not None:
             others = (_part(package, name) for name in imported)
-            found.setdefault(own, set()).update(other for other in others if other not in (own, None))  # type: ignore[misc]
+            found.setdefault(own, set()).update(other for other in others if other not in (own, None))
     return found
 
 

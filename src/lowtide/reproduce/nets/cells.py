@@ -77,7 +77,8 @@ class Halve(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` at half the resolution."""
         x = torch.relu(x)
-        return self.norm(torch.cat([self.even(x), self.odd(x[:, :, 1:, 1:])], 1))
+        halved: Tensor = self.norm(torch.cat([self.even(x), self.odd(x[:, :, 1:, 1:])], 1))
+        return halved
 
 
 _OPS: dict[str, Callable[[int, int], nn.Module]] = {
@@ -135,4 +136,5 @@ class CellNetwork(nn.Module):
         before = last = self.stem(images)
         for cell in self.cells:
             before, last = last, cell(before, last)
-        return self.head(last.mean((2, 3)))
+        scores: Tensor = self.head(last.mean((2, 3)))
+        return scores

@@ -181,6 +181,8 @@ class _ResponseNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         """Return the gradient of `x`."""
+        x: Tensor
+        base: Tensor
         x, base = ctx.saved_tensors
         direct = gradient * base.pow(-_BETA)
         return direct - 2 * _ALPHA * _BETA * x * _window_sum(direct * x / base)
@@ -197,7 +199,8 @@ class ResponseNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`, normalised."""
-        return _ResponseNorm.apply(x)
+        normalised: Tensor = _ResponseNorm.apply(x)  # type: ignore[no-untyped-call]
+        return normalised
 
 
 def _inception(name: str) -> nn.Module:

@@ -89,4 +89,5 @@ class UNet(nn.Module):
             x = up(x)
             rim = (skip.shape[-1] - x.shape[-1]) // 2
             x = merge(torch.cat([skip[:, :, rim : rim + x.shape[-2], rim : rim + x.shape[-1]], x], 1))
-        return self.head(x)
+        scores: Tensor = self.head(x)
+        return scores

@@ -26,10 +26,11 @@ def loss_of(output: Any) -> Tensor:
     """Return the loss in what a model returned: the value itself, its `loss`, or its first entry."""
     if isinstance(output, Tensor):
         return output
-    if isinstance(output, dict):
-        return output["loss"]
-    loss = getattr(output, "loss", None)
-    return output[0] if loss is None else loss
+    loss: Tensor | None = output["loss"] if isinstance(output, dict) else getattr(output, "loss", None)
+    if loss is not None:
+        return loss
+    first: Tensor = output[0]
+    return first
 
 
 def new_batch(value: Any, seed: int) -> Any:
@@ -77,7 +78,8 @@ class Attention(nn.Module):
         return F.dropout(merged, self.dropout, self.training)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
+        return heads.transpose(1, 2)
 
 
 class FeedForward(nn.Sequential):

@@ -144,7 +144,8 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits."""
-        return self.linear(F.dropout(x.mean((2, 3)), 0.4, self.training))
+        logits: Tensor = self.linear(F.dropout(x.mean((2, 3)), 0.4, self.training))
+        return logits
 
 
 class Inception(nn.Module):

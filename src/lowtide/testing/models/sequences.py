@@ -23,7 +23,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` after the block."""
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
 
 
 class GPT(nn.Module):
@@ -80,7 +81,8 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Return `x` after the layer; `mask` is true where attention is allowed."""
         x = x + self.attention(self.norms[0](x), mask=mask)
-        return x + self.mlp(self.norms[1](x))
+        out: Tensor = x + self.mlp(self.norms[1](x))
+        return out
 
 
 class DecoderLayer(nn.Module):
@@ -97,7 +99,8 @@ class DecoderLayer(nn.Module):
         """Return `x` after the layer; `mask` is true where `memory` may be attended to."""
         x = x + self.attention(self.norms[0](x))
         x = x + self.cross(self.norms[1](x), memory, mask)
-        return x + self.mlp(self.norms[2](x))
+        out: Tensor = x + self.mlp(self.norms[2](x))
+        return out
 
 
 class EncoderDecoder(nn.Module):
@@ -173,7 +176,8 @@ class Experts(nn.Module):
         choice = F.one_hot(index, experts)
         # Slots are given out by rank first, so that no second choice displaces a first one.
         by_rank = choice.transpose(0, 1).flatten(0, 1)
-        slot = ((by_rank.cumsum(0) - 1) * by_rank).sum(-1).unflatten(0, (self.chosen, tokens)).T
+        taken = ((by_rank.cumsum(0) - 1) * by_rank).sum(-1)
+        slot: Tensor = taken.unflatten(0, (self.chosen, tokens)).T  # type: ignore[no-untyped-call]
         room = F.one_hot(slot.clamp(max=capacity), capacity + 1)[..., :capacity]
         combine = torch.einsum("tk,tke,tkc->tec", weights, choice.to(weights.dtype), room.to(weights.dtype))
         return combine, choice[:, 0].to(weights.dtype)
@@ -207,11 +211,12 @@ class MoE(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy of `targets` plus the load-balancing losses."""
         x = self.embedding(tokens)
-        extra = x.new_zeros(())
+        extra: Tensor = x.new_zeros(())
         for block in self.blocks:
             x, balance = block(x)
             extra = extra + balance
-        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten()) + 0.01 * extra
+        loss = F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+        return loss + 0.01 * extra
 
 
 def moe(
