@@ -42,15 +42,16 @@ def wrong_claims(plan, optimum):
     return found
 
 
-def test_claims_hold_against_brute_force():
+@pytest.mark.parametrize("last", [5400, pytest.param(6900, marks=pytest.mark.slow)])
+def test_claims_hold_against_brute_force(last):
     optimal = impossible = 0
-    for seed, _, problem in cases(range(5000, 6900)):
+    for seed, _, problem in cases(range(5000, last)):
         plan = solve(problem, SMALL, throw=False)
         assert not wrong_claims(plan, optimum_of(problem)), seed
         optimal += plan.outcome is Outcome.OPTIMAL
         impossible += plan.outcome is Outcome.IMPOSSIBLE
-    assert optimal >= 500
-    assert impossible >= 10
+    assert optimal >= (last - 5000) // 4
+    assert impossible >= (last - 5000) // 200
 
 
 def test_a_wrong_claim_is_caught():
@@ -84,15 +85,21 @@ def test_a_tight_gap_finds_the_optimum_of_small_training_graphs():
             assert plan.overhead == pytest.approx(problem.overhead(best))
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if name != "brute_force"])
-def test_never_worse_than_another_planner(name):
-    for graph, costs in (samples.unet(4), samples.training_chain(8), samples.skip_chain(14)):
-        peak = Problem(graph, costs, 1).baseline.peak_bytes
-        for share in (80, 55):
-            problem = Problem(graph, costs, peak * share // 100)
-            if registry.get(name).supports(problem) is not None:
-                continue
-            other, ours = solve(problem, name, throw=False), solve(problem, AUTO, throw=False)
+@pytest.fixture(scope="module")
+def plans_of_auto():
+    graphs = samples.unet(4), samples.training_chain(8), samples.skip_chain(14)
+    peaks = [Problem(*graph, 1).baseline.peak_bytes for graph in graphs]
+    problems = [
+        Problem(*graph, peak * share // 100) for graph, peak in zip(graphs, peaks, strict=True) for share in (80, 55)
+    ]
+    return [solve(problem, AUTO, throw=False) for problem in problems]
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if name not in ("brute_force", "auto")])
+def test_never_worse_than_another_planner(name, plans_of_auto):
+    for ours in plans_of_auto:
+        if registry.get(name).supports(ours.problem) is None:
+            other = solve(ours.problem, name, throw=False)
             assert ours.fits or not other.fits
             if other.fits:
                 assert ours.overhead <= other.overhead + 1e-9
