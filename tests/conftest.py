@@ -1,4 +1,4 @@
-"""A cache folder of their own for the tests, removed at the end; and helpers whose asserts explain themselves."""
+"""What holds for all tests: a cache folder of their own, time limits, and helpers whose asserts explain themselves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 import pytest
 
 CACHE = "LOWTIDE_CACHE_DIR"
+SLOW_SECONDS = 3600
 
 pytest.register_assert_rewrite("helpers")
 
@@ -22,3 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def remove_cache() -> None:
     shutil.rmtree(os.environ.pop(CACHE), ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests that have no time limit of their own a long one."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_SECONDS))

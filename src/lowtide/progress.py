@@ -10,7 +10,9 @@ from types import TracebackType
 # Called with what is being done, in a few words.
 Progress = Callable[[str], None]
 
-_QUIET_SECONDS = 1.0
+# A line for work that is over sooner would only flicker.
+_SHOWN_AFTER_SECONDS = 1.0
+# Narrower than most terminals, so that the line is never wrapped and can be overwritten.
 _WIDTH = 100
 
 
@@ -40,7 +42,7 @@ class ProgressLine:
     def __call__(self, message: str) -> None:
         """Show `message` and the seconds since the start."""
         seconds = time.monotonic() - self._start
-        if not sys.stderr.isatty() or seconds < _QUIET_SECONDS:
+        if not sys.stderr.isatty() or seconds < _SHOWN_AFTER_SECONDS:
             return
         self._shown = True
         sys.stderr.write("\r" + f"lowtide: {message} ({seconds:.0f} s)"[:_WIDTH].ljust(_WIDTH))

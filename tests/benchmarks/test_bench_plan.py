@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -104,7 +104,7 @@ def test_jobs_end_in_time_and_say_why_they_failed():
 
     jobs = [
         limits.Job({"name": "quick"}, lambda: {"answer": 1}, 30.0),
-        limits.Job({"name": "slow"}, lambda: time.sleep(600) or {}, 0.3),
+        limits.Job({"name": "slow"}, lambda: threading.Event().wait() or {}, 0.3),
         limits.Job({"name": "bad"}, fail, 30.0),
         limits.Job({"name": "dead"}, lambda: sys.exit(3) or {}, 30.0),
     ]
@@ -124,9 +124,12 @@ def test_children_run_from_any_thread(tmp_path):
 
 @pytest.mark.parametrize("children", ["run_jobs", "run_child"])
 def test_a_benchmark_that_is_told_to_end_ends_its_children(children, tmp_path):
-    file, script = tmp_path / "pid", tmp_path / "child.py"
+    pipe, script = tmp_path / "pid", tmp_path / "child.py"
+    os.mkfifo(pipe)
     script.write_text(
-        f"import os, pathlib, time\npathlib.Path({str(file)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
+        "import os, pathlib, threading\n"
+        f"pathlib.Path({str(pipe)!r}).write_text(str(os.getpid()))\n"
+        "threading.Event().wait()\n"
     )
     work = f"lambda: exec(open({str(script)!r}).read())"
     main = {
@@ -134,13 +137,11 @@ def test_a_benchmark_that_is_told_to_end_ends_its_children(children, tmp_path):
         "run_child": f"import common\nlist(common.run_child({str(script)!r}, []))",
     }[children]
     parent = subprocess.Popen([sys.executable, "-c", main], cwd=BENCHMARKS)
-    while not (file.exists() and file.read_text()):
-        assert parent.poll() is None
-        time.sleep(0.05)
+    child = int(pipe.read_text())
     parent.terminate()
     assert parent.wait(timeout=30) == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
-        os.kill(int(file.read_text()), 0)
+        os.kill(child, 0)
 
 
 def test_a_row_has_the_figures_of_the_plan():

@@ -149,8 +149,9 @@ def test_bad_options_are_refused(option):
 def test_a_time_limit_ends_the_search():
     graph, costs = samples.random_dag(3, n=80)
     problem = Problem(graph, costs, int(0.5 * Problem(graph, costs, 1).baseline.peak_bytes))
+    # Without the limit this would go on for longer than a test may take.
     quick = solve(problem, replace(AUTO, effort=1000.0, gap=0.0, time_limit=0.2), throw=False)
-    assert quick.seconds < 60
+    assert quick.outcome is not Outcome.OPTIMAL
 
 
 def test_progress_says_how_it_stands():
