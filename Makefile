@@ -36,7 +36,7 @@ test: lint ## check style and types, then run the tests that take minutes at mos
 	$(ONE_THREAD) $(BIN)/python $(PYTEST) -m "not slow"
 
 test-all: .venv/.installed-zoo lint ## the same with all tests, also sweeps and those that need real models
-	$(ONE_THREAD) $(BIN)/python $(PYTEST)
+	LOWTIDE_ALL_EXAMPLES=1 $(ONE_THREAD) $(BIN)/python $(PYTEST)
 
 test-torch: .venv-torch-$(VERSION)/.installed ## the tests with another PyTorch, in an environment of its own; VERSION=2.15.0
 	$(ONE_THREAD) .venv-torch-$(VERSION)/bin/python $(PYTEST) -m "not slow"

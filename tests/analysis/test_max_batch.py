@@ -17,6 +17,7 @@ from torch import nn
 
 import lowtide
 from helpers.paths import TESTS
+from helpers.strategies import examples
 from helpers.train_within import MODELS, OPTIMIZERS, perceptron
 from lowtide.analysis.batch_search import Trial, search
 from lowtide.errors import (
@@ -119,7 +120,7 @@ def test_unknown_optimizers(optimizer: Any) -> None:
 PLAN = solve(Problem(*samples.training_chain(3), 10_000), "keep_all")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     fixed=st.integers(0, 5000),
     gradients=st.integers(0, 2000),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import strategies as st
 
 from lowtide.graph.build import GraphBuilder
@@ -11,6 +13,11 @@ from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
 
 sizes = st.integers(0, 40)
+
+
+def examples(number: int) -> int:
+    """Return how many examples to try: all in `make test-all`, which sets the variable, and a quarter otherwise."""
+    return number if os.environ.get("LOWTIDE_ALL_EXAMPLES") else number // 4
 
 
 @st.composite

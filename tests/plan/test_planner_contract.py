@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from helpers.strategies import problems
+from helpers.strategies import examples, problems
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.plan import registry
@@ -73,7 +73,7 @@ def test_contract(name, case, share):
         assert solve(problem, PLANNERS[name]).schedule == plan.schedule
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(400), deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems(max_ops=6))
 def test_contract_on_marked_graphs(problem):
     for planner in PLANNERS.values():
@@ -114,7 +114,7 @@ def test_greedy_never_beats_the_oracle_and_often_equals_it():
     assert sum(solvable) > 0.9 * len(solvable)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(500), deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems(max_ops=6))
 def test_greedy_never_beats_the_oracle_on_marked_graphs(problem):
     check_against_oracle(problem)

@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.strategies import graphs, schedules
+from helpers.strategies import examples, graphs, schedules
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
@@ -56,7 +56,7 @@ def recount(graph, costs, schedule, *, forget_workspace=False):
     return tuple(during)
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(2000), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_simulator_agrees_with_the_recount(data):
     graph, costs = data.draw(graphs())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.strategies import graphs, schedules
+from helpers.strategies import examples, graphs, schedules
 from lowtide.errors import InvalidScheduleError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
@@ -112,7 +112,7 @@ def test_a_graph_without_phases_has_no_backward():
         verify(graph, Schedule((0, 1), (2,)))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_legal_schedules_are_accepted(data):
     graph, _ = data.draw(graphs())

@@ -1,7 +1,7 @@
 """Bounds against the true optimum, which brute force finds on tiny graphs."""
 
 import random
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -94,7 +94,7 @@ def feasible_cases(number):
             yield seed, problem, optimum
 
 
-@pytest.mark.parametrize("number", [150, pytest.param(500, marks=SLOW)])
+@pytest.mark.parametrize("number", [250, pytest.param(500, marks=SLOW)])
 def test_refined_bounds_never_exceed_the_optimum(monkeypatch, number):
     lift_limits(monkeypatch)
     several = sum(len(refined(problem, optimum).proof.moments) > 1 for _, problem, optimum in feasible_cases(number))
@@ -238,10 +238,12 @@ def test_rows_of_repeated_runs_prove_more_where_an_op_needs_much(monkeypatch):
 def test_a_wrong_row_of_repeated_runs_is_caught(monkeypatch):
     """Rows that also count what is alive at some time only exceed the optimum."""
     monkeypatch.setattr(Reruns, "_through", lambda rows, run: np.ones(len(rows._value), dtype=bool))
-    caught = 0
-    for _, timeline, moments, optimum in windows(range(300)):
-        caught += cutting.Cutter(Window(timeline, moments)).solve(Limits(work=1.0)).bound > optimum + 1e-3
-    assert caught > 3
+    wrong = (
+        seed
+        for seed, timeline, moments, optimum in windows(range(300))
+        if cutting.Cutter(Window(timeline, moments)).solve(Limits(work=1.0)).bound > optimum + 1e-3
+    )
+    assert len(list(islice(wrong, 4))) == 4
 
 
 def random_program(rng):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.strategies import problems
+from helpers.strategies import examples, problems
 from lowtide.errors import PlanFileError
 from lowtide.graph import samples
 from lowtide.plan.core import plan_file as record
@@ -165,7 +165,7 @@ def test_edited_files(path, change, message):
         Plan.load(path)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damage_is_refused_or_harmless(data, tmp_path_factory):
     where = tmp_path_factory.mktemp("plans") / "plan.json"

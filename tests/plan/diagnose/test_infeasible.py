@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import lowtide
-from helpers.strategies import problems, schedules
+from helpers.strategies import examples, problems, schedules
 from lowtide.cli import DOES_NOT_FIT, main
 from lowtide.errors import InfeasibleBudgetError
 from lowtide.graph import samples
@@ -83,7 +83,7 @@ def any_plan(data: st.DataObject, problem: Problem) -> Plan:
     return solve(replace(problem, budget_bytes=1), data.draw(schedules(problem.graph)), throw=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data(), problem=problems(), held=st.integers(0, 50))
 def test_the_parts_add_up_to_the_least_peak(data: st.DataObject, problem: Problem, held: int) -> None:
     plan = any_plan(data, with_gradients(problem))
@@ -110,7 +110,7 @@ def test_generator_states_are_a_part_of_their_own() -> None:
     assert [(part.cause, part.bytes) for part in peak_parts(plan)] == [(Cause.STATES, 100), (Cause.OP, 10)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data(), problem=problems())
 def test_no_schedule_goes_below_a_floor(data: st.DataObject, problem: Problem) -> None:
     problem = with_gradients(problem)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.strategies import graphs, schedules
+from helpers.strategies import examples, graphs, schedules
 from lowtide.graph.build import GraphBuilder, check_graph
 from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.problem import Problem
@@ -22,7 +22,7 @@ from lowtide.progress import silent
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
-RELAXED = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @RELAXED

@@ -20,7 +20,7 @@ from helpers.division_oracles import (
     shape_of,
 )
 from helpers.paths import published_graph
-from helpers.strategies import problems
+from helpers.strategies import examples, problems
 from lowtide.errors import InvalidGraphError, InvalidOptionError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
@@ -389,7 +389,7 @@ def test_view_of_a_backward_that_needs_nothing():
     assert Solver(view.tensors).best().total == 0
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(problems(max_ops=10), st.booleans())
 def test_view_has_one_source_and_one_target_and_real_edges(problem, count_all):
     graph = problem.graph

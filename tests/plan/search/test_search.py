@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.strategies import graphs, schedules
+from helpers.strategies import examples, graphs, schedules
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder
 from lowtide.plan.core.problem import Problem
@@ -18,7 +18,7 @@ from lowtide.schedule.simulate import simulate
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
 
-RELAXED = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+RELAXED = settings(max_examples=examples(400), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def check_price(graph, costs, timeline):
