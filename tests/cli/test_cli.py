@@ -5,16 +5,26 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+import lowtide
 from lowtide.cli import demo, main
+from lowtide.plan.planners.greedy import Greedy
 from lowtide.report.picture import Course, Panel
 from lowtide.testing.models import SMALL, gpt
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the demo plan quickly, without measuring."""
+    monkeypatch.setattr(lowtide, "wrap", partial(lowtide.wrap, planner=Greedy(effort=0.02), costs="analytic"))
+
+
+@pytest.mark.usefixtures("quick")
 def test_demo_shows_equal_results_and_writes_picture_and_plans(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     arguments = ["demo", "--size", "tiny", "--steps", "3", "--out", str(tmp_path)]
     code = main(arguments)
@@ -45,6 +55,7 @@ def test_demo_fails_when_results_differ(tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["demo", "--out", str(tmp_path)]) == 1
 
 
+@pytest.mark.usefixtures("quick")
 def test_infeasible_budget_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["demo", "--size", "tiny", "--budget", "1KiB", "--out", str(tmp_path)]) == 3
     error = capsys.readouterr().err
