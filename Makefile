@@ -1,14 +1,19 @@
 # Every target sets up what it needs: a virtual environment in .venv, and the extras it uses, once.
 PYTHON ?= python3
 BIN := .venv/bin
-TEST_SECONDS ?= 4800
 VERSION ?= 2.15.0
+# Tests run in as many processes, one thread each: more threads than cores slow all of them down.
+WORKERS ?= 2
+PYTEST := -m pytest -n $(WORKERS) --dist loadfile
+ONE_THREAD := OMP_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo picture docs report-pictures browser test test-all test-torch lint format bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling bench-published bench-referee bench-chain curves reproduce clean
+.PHONY: help demo picture docs report-pictures browser import-graph test test-all test-torch coverage lint format \
+  bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling \
+  bench-published bench-referee bench-chain bench-same curves reproduce clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
 demo: .venv/.installed-picture ## train two small models plain and in half the memory; writes out/demo
 	$(BIN)/python -m lowtide demo --out out/demo --force
@@ -24,14 +29,22 @@ browser: .browser/chromium ## get a headless Chromium from npm for the report's 
 report-pictures: .browser/chromium .venv/.installed-dev ## refresh the pictures of a report in the documentation
 	$(BIN)/python benchmarks/report_pictures.py --chromium .browser/chromium
 
-test: .venv/.installed-dev ## run the tests that take minutes at most
-	timeout $(TEST_SECONDS) $(BIN)/python -m pytest -m "not slow"
+import-graph: .venv/.installed-picture ## refresh the picture of which package imports which, from the code itself
+	$(BIN)/python -m lowtide.testing.import_graph docs/images/imports.png
 
-test-all: .venv/.installed-zoo .venv/.installed-dev ## run all tests, also those that need real models
-	$(BIN)/python -m pytest
+test: lint ## check style and types, then run the tests that take minutes at most
+	$(ONE_THREAD) $(BIN)/python $(PYTEST) -m "not slow"
 
-test-torch: .venv-torch-$(VERSION)/.installed ## the same with another PyTorch, in an environment of its own; VERSION=2.15.0
-	timeout $(TEST_SECONDS) .venv-torch-$(VERSION)/bin/python -m pytest -m "not slow"
+test-all: .venv/.installed-zoo lint ## the same with all tests, also sweeps and those that need real models
+	LOWTIDE_ALL_EXAMPLES=1 $(ONE_THREAD) $(BIN)/python $(PYTEST)
+
+test-torch: .venv-torch-$(VERSION)/.installed ## the tests with another PyTorch, in an environment of its own; VERSION=2.15.0
+	$(ONE_THREAD) .venv-torch-$(VERSION)/bin/python $(PYTEST) -m "not slow"
+
+coverage: .venv/.installed-dev ## run the tests of `make test` and list the lines that they do not run; slower
+	$(ONE_THREAD) $(BIN)/coverage run $(PYTEST) -m "not slow"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --show-missing
 
 lint: .venv/.installed-dev ## check style and types
 	$(BIN)/ruff check
@@ -74,6 +87,9 @@ bench-chain: .venv/.installed-dev ## chains of blocks: LSTM, 1,001 layers, again
 bench-published: .venv/.installed-dev ## seven points on published graphs; GRAPHS=folder
 	$(BIN)/python benchmarks/published.py $(if $(GRAPHS),--graphs $(GRAPHS))
 
+bench-same: .venv/.installed-dev ## same answers, same planning seconds as another checkout; OTHER=its folder
+	$(BIN)/python benchmarks/same_answers.py --other $(OTHER)
+
 bench-referee: .venv/.installed-zoo ## one small model per architecture of transformers and timm against eager; hours, can be resumed
 	$(BIN)/python benchmarks/referee.py --jobs 2
 
@@ -84,7 +100,7 @@ reproduce: .venv/.installed-picture ## the papers' figures beside ours; GRAPHS=f
 	$(BIN)/python -m lowtide reproduce all --out docs/results/reproduce --force $(if $(GRAPHS),--graphs $(GRAPHS))
 
 clean: ## remove the environment and everything generated
-	rm -rf .venv .venv-torch-* .browser site out build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-torch-* .browser site out build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 
 .browser/chromium:
 	npm install --silent --no-save --no-package-lock --prefix .browser @sparticuz/chromium@153.0.0

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from exactness import assert_same, train
+from helpers.exactness import assert_same, train
 from lowtide.errors import LowtideWarning
 
 

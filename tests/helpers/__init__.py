@@ -1,0 +1,1 @@
+"""What tests share: models, strategies, oracles, and where things lie."""
