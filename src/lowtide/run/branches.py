@@ -2,11 +2,13 @@
 
 `if attention_mask.all():` is a choice between two graphs. The tracer cannot read values, so it would end the graph
 there; libraries that know this do something else while they are traced, which gives other bits than eager. Here the
-condition is worked out on the real inputs of the call that is captured, the branch is traced, and an op in the graph
-checks at every call that the condition still holds. Where it does not, the call is captured for the other branch.
+condition is worked out on the real inputs of the call that is captured, the branch is traced, and the condition becomes
+one of the compiler's guards: it is worked out at every call, before anything of the traced code runs. Where it is
+another, the code is traced again for the other branch. So nothing ever has to be undone: not buffers, not random
+numbers, and not what other processes have been sent.
 
-Only conditions that follow from integer and boolean inputs by a few ops are treated so: they are cheap, early in the
-step, and seldom change.
+Only conditions that follow from integer and boolean inputs by a few ops are treated so: they are cheap and seldom
+change. What the traced code has written to before the branch is not what a guard would read, and is left alone.
 """
 
 from __future__ import annotations
@@ -14,21 +16,22 @@ from __future__ import annotations
 import dis
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.guards import GuardBuilder, _get_closure_vars, install_guard
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
 
-_LIBRARY = torch.library.Library("lowtide", "FRAGMENT")
-_LIBRARY.define("expect(Tensor condition, bool answer) -> ()", tags=(torch.Tag.pt2_compliant_tag,))
-
 # More would be work instead of a look.
 _MOST_NODES, _MOST_ELEMENTS = 64, 1 << 24
+# Variants of one function for inputs of one shape that are traced for their branches; further ones are cut at them.
+_MOST_VARIANTS = 8
 _JUMPS = [name for name in dis.opmap if name.startswith("POP_JUMP") and name.endswith(("IF_FALSE", "IF_TRUE"))]
 # Functions with which model libraries ask whether they are traced, to do otherwise than in eager: masks that are built
 # though nothing is masked, a scan in the place of a loop. Where they are asked in a model, the answer is no.
@@ -36,43 +39,30 @@ _QUESTIONS = ("is_tracing", "is_torchdynamo_compiling")
 _MODELS = ("transformers.masking_utils", "transformers.models.")
 
 
-class BranchChangedError(Exception):
-    """A condition on inputs is another than when the call was captured."""
-
-
-def _expect(condition: torch.Tensor, answer: bool) -> None:
-    if bool(condition) != answer:
-        raise BranchChangedError
-
-
-_LIBRARY.impl("expect", _expect, "CompositeExplicitAutograd")
-torch.library.register_fake("lowtide::expect", lambda condition, answer: None, lib=_LIBRARY)
-expect = torch.ops.lowtide.expect.default
-fx.node.has_side_effect(expect)
+Variants = defaultdict[Hashable, set[int]]
 
 
 class Branches(threading.local):
-    """Whether branches are foreseen in this thread now, and how many have been."""
+    """The variants traced so far where branches are foreseen in this thread now, else None."""
 
-    active = False
-    foreseen = 0
+    variants: Variants | None = None
 
 
 branches = Branches()
 
 
 @contextmanager
-def foreseeing_branches(active: bool) -> Iterator[None]:
-    """Foresee branches while functions are traced in this thread, if `active`."""
-    before = branches.active
-    branches.active = active
-    asked = _questions(len(sys.modules)) if active else ()
+def foreseeing_branches(variants: Variants | None) -> Iterator[None]:
+    """Foresee branches while functions are traced in this thread, and note them in `variants`, unless it is None."""
+    before = branches.variants
+    branches.variants = variants
+    asked = _questions(len(sys.modules)) if variants is not None else ()
     for module, name, _ in asked:
         setattr(module, name, _no)
     try:
         yield
     finally:
-        branches.active = before
+        branches.variants = before
         for module, name, original in asked:
             setattr(module, name, original)
 
@@ -99,22 +89,78 @@ def _no(*_: Any, **__: Any) -> bool:
     return False
 
 
-def _foreseen(translator: Any) -> bool | None:
-    """Return what the condition on top of the stack is, with a check of it in the graph; None if it is no such one."""
+def _foreseen(translator: Any, variants: Variants) -> bool | None:
+    """Return what the condition on top of the stack is, with a guard that it stays so; None if it is no such one."""
     value = translator.stack[-1]
     if isinstance(value, LazyVariableTracker):
         value = value.realize()
-    if not isinstance(value, TensorVariable) or not _is_cheap(value.as_proxy().node):
+    if not isinstance(value, TensorVariable):
+        return None
+    node = value.as_proxy().node
+    nodes = _cheap_ancestors(node)
+    if nodes is None or not _are_unchanged(nodes):
+        return None
+    siblings = variants[_signature(translator.output)]
+    if len(siblings) >= _MOST_VARIANTS:
         return None
     with torch.no_grad():
         answer = bool(value.get_real_value())
-    translator.output.create_proxy("call_function", expect, (value.as_proxy(), answer), {})
-    branches.foreseen += 1
+    inputs = [each for each in nodes if each.op == "placeholder"]
+    if inputs:
+        sources = [each.meta["grapharg"].source for each in inputs]
+        condition = _Condition(_excerpt(nodes, node), answer)
+        note = partial(siblings.add, translator.output.compile_id)
+        install_guard(sources[0].make_guard(partial(_guard, condition, sources, note)))
     return answer
 
 
-def _is_cheap(node: fx.Node) -> bool:
-    """Whether the value of `node` follows from integer and boolean inputs by a few ops without effects."""
+def _signature(output: Any) -> Hashable:
+    """Return what variants of one function have in common: its code and the shapes of its inputs."""
+    inputs = (node.meta.get("grapharg") for node in output.graph.find_nodes(op="placeholder"))
+    examples = (each.example for each in inputs if each is not None)
+    return output.root_tx.f_code, tuple(tuple(each.shape) for each in examples if isinstance(each, torch.Tensor))
+
+
+class _Condition:
+    """Whether a condition on inputs is what it was when it was traced."""
+
+    def __init__(self, condition: fx.GraphModule, answer: bool) -> None:
+        self.condition = condition
+        self.answer = answer
+
+    def __call__(self, *inputs: torch.Tensor) -> bool:
+        """Return whether it is; where it cannot be told, tracing again tells the user why."""
+        try:
+            # Nobody who watches the model's ops is to see these.
+            with torch.no_grad(), torch._C.DisableTorchFunction():
+                return bool(self.condition(*inputs)) == self.answer
+        except Exception:
+            return False
+
+
+def _guard(
+    condition: _Condition, sources: Collection[Any], note: Callable[[], None], builder: GuardBuilder, guard: Any
+) -> None:
+    """Add the condition to the guards of a function; called when all of it has been traced."""
+    del guard
+    note()
+    name = f"lowtide_holds_{id(condition)}"
+    call = f"{name}({', '.join(source.name for source in sources)})"
+    known = {**_get_closure_vars(), name: condition}
+    builder.add_python_lambda_leaf_guard_to_root([call], [f"{call}  # a branch on the contents of inputs"], known)
+
+
+def _excerpt(nodes: Collection[fx.Node], result: fx.Node) -> fx.GraphModule:
+    """Return the part of a graph that consists of `nodes`, which are in order."""
+    graph, copies = fx.Graph(), {}
+    for node in nodes:
+        copies[node] = graph.placeholder(node.name) if node.op == "placeholder" else graph.node_copy(node, copies.get)
+    graph.output(copies[result])
+    return fx.GraphModule({}, graph)
+
+
+def _cheap_ancestors(node: fx.Node) -> list[fx.Node] | None:
+    """Return `node` and what it follows from, in order; None unless it is integer and boolean inputs and a few ops."""
     pending, seen = [node], set()
     while pending:
         current = pending.pop()
@@ -122,9 +168,37 @@ def _is_cheap(node: fx.Node) -> bool:
             continue
         seen.add(current)
         if len(seen) > _MOST_NODES or not _is_plain(current):
-            return False
+            return None
         pending += current.all_input_nodes
-    return True
+    return sorted(seen)
+
+
+def _are_unchanged(nodes: Collection[fx.Node]) -> bool:
+    """Whether nothing that was traced so far has written to these values, nor to others that share their memory."""
+    for node in nodes:
+        if _is_written(node) or any(_writes(user) for user in node.users):
+            return False
+    mine = {_storage(node) for node in nodes if node.op == "placeholder"}
+    others = next(iter(nodes)).graph.find_nodes(op="placeholder")
+    return not any(_storage(node) in mine for node in others if _is_written(node))
+
+
+def _is_written(node: fx.Node) -> bool:
+    example = node.meta.get("example_value")
+    return isinstance(example, torch.Tensor) and (example.is_inference() or example._version > 0)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether `node` is an op that declares that it writes; not all that do are noticed by their arguments."""
+    packet = getattr(node.target, "default", node.target)
+    schema = getattr(packet, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _storage(node: fx.Node) -> int | None:
+    argument = node.meta.get("grapharg")
+    real = argument.example if argument is not None else None
+    return real.untyped_storage()._cdata if isinstance(real, torch.Tensor) else None
 
 
 def _is_plain(node: fx.Node) -> bool:
@@ -132,7 +206,9 @@ def _is_plain(node: fx.Node) -> bool:
     if node.op == "placeholder":
         argument = node.meta.get("grapharg")
         real = argument.example if argument is not None else None
-        return isinstance(real, torch.Tensor) and not real.is_floating_point() and not real.is_complex()
+        if not isinstance(real, torch.Tensor) or argument.pass_arg_as_tensor:
+            return False
+        return not real.is_floating_point() and not real.is_complex()
     if node.op not in ("call_function", "call_method") or not isinstance(example, torch.Tensor | int | float | bool):
         return False
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
@@ -143,7 +219,8 @@ def _is_plain(node: fx.Node) -> bool:
 
 def _foreseeing(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     def inner(translator: Any, instruction: Any) -> None:
-        answer = _foreseen(translator) if branches.active else None
+        variants = branches.variants
+        answer = None if variants is None else _foreseen(translator, variants)
         if answer is not None:
             translator.pop()
             translator.push(ConstantVariable.create(answer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from lowtide.run.backend import Backend
-from lowtide.run.branches import foreseeing_branches
+from lowtide.run.branches import Variants, foreseeing_branches
 from lowtide.run.doors import inside
 from lowtide.run.noise import quiet_logs
 
@@ -36,7 +37,7 @@ class Entry:
     def __init__(
         self, plain: Callable[..., Any], backend: Backend, *, whole: bool = False, foresee: bool = False
     ) -> None:
-        self._foresee = foresee
+        self._variants: Variants | None = defaultdict(set) if foresee else None
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)
@@ -57,7 +58,7 @@ class Entry:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `plain` returns."""
-        with self._tracing, quiet_logs(), inside, foreseeing_branches(self._foresee):
+        with self._tracing, quiet_logs(), inside, foreseeing_branches(self._variants):
             return self._planned(*args, **kwargs)
 
     def revive(self) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 
 from lowtide.errors import InfeasibleBudgetError, InvalidModelError, LowtideError, warn
 from lowtide.run.backend import make_backend
-from lowtide.run.branches import BranchChangedError, branches
 from lowtide.run.diagnose import (
     eager_error,
     failed_here,
@@ -32,8 +31,6 @@ from lowtide.run.translate import lowtide_cause
 from lowtide.run.verify import ModelState, verify_call
 
 _MANY_RECOMPILATIONS = 6
-# Combinations of branches on inputs that are kept; with more of them, a call is cut at such branches instead.
-_MOST_ENTRIES = 8
 
 
 class Wrapped:
@@ -46,8 +43,7 @@ class Wrapped:
         self.doors: list[Door] = []
         self._forward: Wrapped | None = None
         self._verify = verify
-        self._entries = [self._new_entry()]
-        self._foresees = False
+        self._entry = self._new_entry()
         self._warned_of_limit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,13 +79,16 @@ class Wrapped:
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
         if session.drop_overdrawn():
-            self._entries = [self._new_entry()]
-        before = ModelState(self.model) if not session.plans or self._foresees else None
+            self._entry = self._new_entry()
+        before = ModelState(self.model) if not session.plans else None
         session.begin_call()
         try:
-            result = self._run(args, kwargs, before)
+            result = self._run(args, kwargs)
         except Exception as error:
-            self._entries[0].revive()
+            self._entry.revive()
+            if session.num_compiled > num_compiled:
+                # What was compiled was cut where the error is, and would be found again by calls without it.
+                self._entry = self._new_entry()
             own = self._explain(error, args, kwargs)
             if before is not None and isinstance(own, LowtideError):
                 before.restore(self.model)
@@ -101,37 +100,17 @@ class Wrapped:
             self._watch_limit()
         return result
 
-    def _run(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
+    def _run(self, args: Any, kwargs: Any) -> Any:
         """Return the result of the compiled call; raise if it ran outside of any plan but is to be differentiated."""
         with nullcontext() if self.session.plans else quiet_warnings():
-            result = self._run_foreseen(args, kwargs, before)
+            result = self._entry(*args, **kwargs)
         if not self.session.ran and any(tensor.requires_grad for tensor in tensors_in(result)):
             refuse_context(self.model, args, kwargs)
             raise nothing_captured(self.plain, args, kwargs, self.session.trouble)
         return result
 
-    def _run_foreseen(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
-        """Return the result of the entry that has foreseen the branches of this call; one is made if there is none."""
-        for number in range(_MOST_ENTRIES + 1):
-            if number == len(self._entries):
-                self._entries.append(self._new_entry(foresee=number < _MOST_ENTRIES))
-            entry, known = self._entries[number], branches.foreseen
-            try:
-                result = entry(*args, **kwargs)
-            except BranchChangedError:
-                assert before is not None
-                before.restore(self.model)
-                self.session.begin_call()
-                continue
-            finally:
-                # Also where the call fails after it was traced: what was captured stays.
-                self._foresees |= branches.foreseen > known
-            self._entries.insert(0, self._entries.pop(number))
-            return result
-        raise AssertionError("the last entry foresees nothing")
-
-    def _new_entry(self, *, foresee: bool = True) -> Entry:
-        return Entry(self.plain, make_backend(self.session), foresee=foresee)
+    def _new_entry(self) -> Entry:
+        return Entry(self.plain, make_backend(self.session), foresee=True)
 
     def _explain(self, error: Exception, args: Any, kwargs: Any) -> Exception:
         """Return what to raise in the place of `error`: the user's own error as it is, or one of ours."""
