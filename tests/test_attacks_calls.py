@@ -8,6 +8,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,29 @@ def test_forward_alone_leaves_out_hooks_as_ever() -> None:
     expected = copy.deepcopy(model).forward(x)
     assert torch.equal(model.forward(x), expected)
     assert not seen
+
+
+def test_forward_is_planned_while_another_thread_trains() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Waiting(Net):
+        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+            self.wait()
+            return super().forward(x, scale=scale)
+
+        @torch._dynamo.disable
+        def wait(self) -> None:
+            entered.set()
+            leave.wait(30)
+
+    x, waiting, model = torch.randn(4, 8), lowtide.wrap(Waiting(), **LOOSE), wrapped_net()
+    other = threading.Thread(target=lambda: waiting(x))
+    other.start()
+    entered.wait(30)
+    loss = model.forward(x)
+    leave.set()
+    other.join()
+    assert is_planned(loss)
 
 
 def test_a_whole_graph_of_others_is_refused_in_our_words() -> None:

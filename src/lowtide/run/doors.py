@@ -24,24 +24,33 @@ between_graphs = torch.compiler.disable(
 )
 
 
+class _Depth(threading.local):
+    """How many planned calls this thread is inside of."""
+
+    here = 0
+
+
 class _Inside:
     """Whether a planned call is going on: then `forward` is what it ever was."""
 
     def __init__(self) -> None:
-        # Read while tracing, where it becomes a constant with a guard; so it must not count.
+        # Read while tracing, where it becomes a constant with a guard; so it must not count, nor be of one thread.
         self.planned_call = False
-        self._depth = 0
+        self.depth = _Depth()
+        self._anywhere = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
+        self.depth.here += 1
         with self._lock:
-            self._depth += 1
+            self._anywhere += 1
             self.planned_call = True
 
     def __exit__(self, *_: object) -> None:
+        self.depth.here -= 1
         with self._lock:
-            self._depth -= 1
-            self.planned_call = self._depth > 0
+            self._anywhere -= 1
+            self.planned_call = self._anywhere > 0
 
 
 inside = _Inside()
@@ -63,7 +72,8 @@ class Door:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the way through this door returns."""
-        if inside.planned_call or not self.is_open or not self.trains():
+        planned = inside.planned_call if torch.compiler.is_compiling() else inside.depth.here > 0
+        if planned or not self.is_open or not self.trains():
             return self.plain(*args, **kwargs)
         return self.leads_to(*args, **kwargs)
 
