@@ -331,6 +331,12 @@ def subclass(model: nn.Module, x: torch.Tensor) -> Any:
     return model(x.as_subclass(Sub))
 
 
+def checkpointed(model: nn.Module, x: torch.Tensor) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(model, x, use_reentrant=False)
+
+
 def counted(model: nn.Module, x: torch.Tensor) -> Any:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -348,6 +354,7 @@ def counted(model: nn.Module, x: torch.Tensor) -> Any:
         (functional_jvp, UnsupportedBackwardError, "torch.func"),
         (subclass, InvalidInputError, "subclasses Sub"),
         (counted, CaptureError, "FlopCounterMode"),
+        (checkpointed, UnsupportedBackwardError, "torch.utils.checkpoint"),
     ],
     ids=lambda case: getattr(case, "__name__", None),
 )
@@ -360,6 +367,26 @@ def test_what_is_not_served_is_refused(
     with pytest.raises(error, match=message):
         call(model, x)
     assert is_planned(model(x))
+
+
+def test_hooks_for_saved_tensors_see_what_the_plan_keeps() -> None:
+    model, x = wrapped_net(), torch.randn(4, 8)
+    with torch.autograd.graph.save_on_cpu(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x).backward()
+    changing = torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: 2 * tensor)
+    with changing, pytest.warns(LowtideWarning, match="saved_tensors_hooks"):
+        model(x)
+
+
+def test_a_checkpoint_that_runs_without_gradients_first() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = wrapped_net(), torch.randn(4, 8, requires_grad=True)
+    plain = copy.deepcopy(model)
+    for each in (model, plain):
+        checkpoint(each, x, use_reentrant=True).backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
 
 
 class Masked(Net):

@@ -46,6 +46,7 @@ NAMES: tuple[PrivateName, ...] = (
         ("TensorBase.clone", "run/fakes.py", "recognises the copy of a tensor"),
         ("_dynamo.eval_frame.set_code_exec_strategy", "run/entry.py", "compiles again after an error"),
         ("_len_torch_dispatch_stack", "run/diagnose.py", "sees dispatch modes around a call"),
+        ("_autograd._top_saved_tensors_default_hooks", "run/diagnose.py", "sees hooks for saved tensors around a call"),
         ("_functorch.peek_interpreter_stack", "run/chain_guard.py run/diagnose.py", "sees torch.func around a call"),
         ("_will_engine_execute_node", "lower/accumulate.py", "asks where a gradient goes"),
         ("_autograd._get_current_graph_task_keep_graph", "lower/chain.py", "asks whether the graph is retained"),

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch._C._functorch import peek_interpreter_stack
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lowtide.errors import CaptureError, LowtideError, UnsupportedBackwardError
+from lowtide.errors import CaptureError, LowtideError, UnsupportedBackwardError, warn
 from lowtide.run.backend import check_devices, refuse_types
 from lowtide.run.entry import Entry
 from lowtide.run.noise import quiet_warnings
@@ -28,9 +29,9 @@ _ADVICE = (
 
 
 def is_unusual() -> bool:
-    """Whether the call is made inside a transform, a dispatch mode or forward-mode AD; takes half a microsecond."""
+    """Whether the call is made inside a transform, a dispatch mode, forward-mode AD or hooks; takes a microsecond."""
     inside_mode = torch._C._len_torch_dispatch_stack() or peek_interpreter_stack() is not None
-    return bool(inside_mode) or forward_ad._current_level >= 0
+    return bool(inside_mode) or forward_ad._current_level >= 0 or _top_saved_tensors_default_hooks(True) is not None
 
 
 def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
@@ -49,6 +50,7 @@ def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
             "A wrapped model was called with dual tensors (forward-mode AD), and a planned graph has no forward "
             "derivative. lowtide.unwrap(model) for this part, or use backward."
         )
+    _look_at_saved_tensors_hooks()
     modes = [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
     if modes:
         raise CaptureError(
@@ -57,6 +59,23 @@ def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
             "model that is not wrapped inside it."
         )
     check_devices(tensors)
+
+
+def _look_at_saved_tensors_hooks() -> None:
+    """Raise where `torch.utils.checkpoint` wants to run the call again; warn of hooks that may change values."""
+    hooks = _top_saved_tensors_default_hooks(True)
+    where = "" if hooks is None else str(getattr(hooks[0], "__module__", "?"))
+    if where == "torch.utils.checkpoint":
+        raise UnsupportedBackwardError(
+            "A wrapped model was called inside torch.utils.checkpoint, which runs it again in backward and ends that "
+            "run half way; a planned graph recomputes by itself and runs as a whole. Call it without checkpoint: the "
+            "budget decides what is recomputed."
+        )
+    if where and where != "torch.autograd.graph" and not where.startswith("lowtide."):
+        warn(
+            "A wrapped model was called inside torch.autograd.graph.saved_tensors_hooks. The hooks see what the plan "
+            "keeps, which is not what plain training keeps: if they change values, gradients differ from it."
+        )
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:
