@@ -140,6 +140,25 @@ def test_forward_is_planned_while_another_thread_trains() -> None:
     assert is_planned(loss)
 
 
+@pytest.mark.parametrize("kind", ["forward_pre_hook", "forward_hook", "full_backward_hook"])
+def test_hooks_of_all_modules_that_come_and_go(kind: str) -> None:
+    def hook(module: nn.Module, first: Any, *others: Any) -> Any:
+        if not isinstance(module, nn.Linear):
+            return None
+        return others[0] * 2 if kind == "forward_hook" else tuple(None if each is None else each * 2 for each in first)
+
+    model, x = wrapped_net(), torch.randn(4, 8)
+    plain, gradients = copy.deepcopy(model), []
+    for each in (model, plain):
+        each(x).backward()
+        handle = getattr(nn.modules.module, f"register_module_{kind}")(hook)
+        each(x).backward()
+        handle.remove()
+        each(x).backward()
+        gradients.append([parameter.grad for parameter in each.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
 def test_a_whole_graph_of_others_is_refused_in_our_words() -> None:
     model = wrapped_net()
     with pytest.raises(Exception, match="wrapped by lowtide"):

@@ -84,8 +84,10 @@ NAMES: tuple[PrivateName, ...] = (
     ),
     *_under(
         "torch.nn.modules.module",
-        ("_global_forward_hooks", "blocks/memory.py", "sees hooks of all modules"),
-        ("_global_forward_pre_hooks", "blocks/memory.py", "sees hooks of all modules"),
+        ("_global_forward_hooks", "blocks/memory.py run/entry.py", "sees hooks of all modules"),
+        ("_global_forward_pre_hooks", "blocks/memory.py run/entry.py", "sees hooks of all modules"),
+        ("_global_backward_hooks", "run/entry.py", "sees hooks of all modules"),
+        ("_global_backward_pre_hooks", "run/entry.py", "sees hooks of all modules"),
     ),
     *_under(
         "torch.nn.utils",

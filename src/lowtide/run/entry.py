@@ -12,6 +12,7 @@ import torch
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch.nn.modules import module as modules
 
 from lowtide.run.backend import Backend
 from lowtide.run.branches import Variants, foreseeing_branches
@@ -70,6 +71,17 @@ class Entry:
             code = reference()
             if code is not None:
                 set_code_exec_strategy(code, _TRY_AGAIN)
+
+
+def hooks_of_all_modules() -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of the hooks that run for every module; the compiler traces them but has no guard on them."""
+    found = (
+        modules._global_forward_pre_hooks,
+        modules._global_forward_hooks,
+        modules._global_backward_pre_hooks,
+        modules._global_backward_hooks,
+    )
+    return tuple(map(tuple, found))
 
 
 def _logging_functions() -> set[Callable[..., Any]]:

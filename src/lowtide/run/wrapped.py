@@ -21,7 +21,7 @@ from lowtide.run.diagnose import (
     refuse_context,
 )
 from lowtide.run.doors import Door, between_graphs, inside, open_doors
-from lowtide.run.entry import MOST_RECOMPILATIONS, Entry
+from lowtide.run.entry import MOST_RECOMPILATIONS, Entry, hooks_of_all_modules
 from lowtide.run.noise import quiet_warnings
 from lowtide.run.outputs import tensors_in
 from lowtide.run.places import without_our_frames
@@ -43,6 +43,7 @@ class Wrapped:
         self.doors: list[Door] = []
         self._forward: Wrapped | None = None
         self._verify = verify
+        self._hooks_of_all = hooks_of_all_modules()
         self._entry = self._new_entry()
         self._warned_of_limit = False
 
@@ -78,8 +79,9 @@ class Wrapped:
         if is_unusual():
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
-        if session.drop_overdrawn():
-            self._entry = self._new_entry()
+        hooks = hooks_of_all_modules()
+        if session.drop_overdrawn() or hooks != self._hooks_of_all:
+            self._entry, self._hooks_of_all = self._new_entry(), hooks
         before = ModelState(self.model) if not session.plans else None
         session.begin_call()
         try:
