@@ -24,6 +24,12 @@ LOOSE: dict[str, Any] = {"budget": "1TiB", "costs": "analytic", "planner": DropE
 FULL, HOLES, EMPTY = torch.ones(4, dtype=torch.long), torch.tensor([1, 0, 1, 1]), torch.zeros(4, dtype=torch.long)
 
 
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    """Forget earlier tests: the compiler keeps a bounded number of variants of one method, and all share one here."""
+    torch._dynamo.reset()
+
+
 class Branching(nn.Module):
     def __init__(self, branch: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -84,12 +90,37 @@ def drawn(h: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.cos(h)
 
 
+@torch.library.custom_op("lowtide_tests::coin", mutates_args=())
+def coin(mask: torch.Tensor) -> torch.Tensor:
+    """Return 0 or 1, which the mask does not tell."""
+    return torch.randint(2, ()) + 0 * mask.sum()
+
+
+coin.register_fake(lambda mask: mask.new_empty(()))
+
+
+def tossed(h: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(h) if coin(mask) > 0 else torch.cos(h)
+
+
+def thinned(h: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(h) if F.dropout(mask.float(), 0.5).sum() > 3 else torch.cos(h)
+
+
+def shuffled(h: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(h) if torch.randperm(len(mask))[0] > 1 else torch.cos(h)
+
+
+def picked(h: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(h) if (mask + 1.0).multinomial(1)[0] > 1 else torch.cos(h)
+
+
 def batches(*masks: torch.Tensor) -> list[Batch]:
     generator = torch.Generator().manual_seed(0)
     return [((torch.randn(4, 8, generator=generator), mask.clone()), {}) for mask in masks]
 
 
-CASES = [all_of, any_of, counted, twice, looped, in_words, of_floats, drawn]
+CASES = [all_of, any_of, counted, twice, looped, in_words, of_floats, drawn, tossed, thinned, shuffled, picked]
 ORDERS = [(FULL, HOLES, FULL, EMPTY), (HOLES, HOLES, FULL, HOLES)]
 
 
@@ -106,6 +137,18 @@ def test_cheap_branches_do_not_cut_the_graph(branch: Callable[..., Any]) -> None
     assert len(lowtide.plans(model)) == 1
     model(*batches(HOLES)[0][0]).backward()
     assert len(lowtide.plans(model)) == 2
+
+
+def test_a_look_at_inputs_stays_small() -> None:
+    """What a look makes is not part of the plan; where it is much, the graph is cut and the look is a part of it."""
+
+    def compared(h: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(h) if (mask + 1 > 1).all() else torch.cos(h)
+
+    for columns, cut in ((8, False), (1 << 16, True)):
+        model = lowtide.wrap(Branching(compared), **LOOSE)
+        model(batches(FULL)[0][0][0], torch.ones(4, columns, dtype=torch.long)).backward()
+        assert (len(lowtide.plans(model)) > 1) == cut
 
 
 def test_branches_seen_before_are_not_captured_again() -> None:

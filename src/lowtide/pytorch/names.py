@@ -35,6 +35,7 @@ NAMES: tuple[PrivateName, ...] = (
         "torch",
         ("_softmax", "lower/quicken.py", "calls softmax without the dispatcher's detour"),
         ("_ops.OpOverload", "capture/pins.py capture/program.py costs/op.py lower/quicken.py", "tells ops from Python"),
+        ("_ops.OpOverloadPacket", "run/branches.py", "tells ops of the user's from PyTorch's"),
         ("_ops.HigherOrderOperator", "run/backend.py", "finds graphs inside of graphs"),
         ("_guards.TracingContext.try_get", "lower/execute.py", "finds what the compiler notes about a graph"),
         ("fx.graph._BoxedCodeGen", "lower/execute.py", "lets graphs free their inputs"),

@@ -29,7 +29,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
 
 # More would be work instead of a look.
-_MOST_NODES, _MOST_ELEMENTS = 64, 1 << 24
+_MOST_NODES, _MOST_BYTES = 64, 1 << 20
 # Variants of one function for inputs of one shape that are traced for their branches; further ones are cut at them.
 _MOST_VARIANTS = 8
 _JUMPS = [name for name in dis.opmap if name.startswith("POP_JUMP") and name.endswith(("IF_FALSE", "IF_TRUE"))]
@@ -103,12 +103,14 @@ def _foreseen(translator: Any, variants: Variants) -> bool | None:
     siblings = variants[_signature(translator.output)]
     if len(siblings) >= _MOST_VARIANTS:
         return None
-    with torch.no_grad():
-        answer = bool(value.get_real_value())
     inputs = [each for each in nodes if each.op == "placeholder"]
+    excerpt = _excerpt(nodes, node)
+    answer = _answer_without_chance(excerpt, [each.meta["grapharg"].example for each in inputs])
+    if answer is None:
+        return None
     if inputs:
         sources = [each.meta["grapharg"].source for each in inputs]
-        condition = _Condition(_excerpt(nodes, node), answer)
+        condition = _Condition(excerpt, answer)
         note = partial(siblings.add, translator.output.compile_id)
         install_guard(sources[0].make_guard(partial(_guard, condition, sources, note)))
     return answer
@@ -130,12 +132,27 @@ class _Condition:
 
     def __call__(self, *inputs: torch.Tensor) -> bool:
         """Return whether it is; where it cannot be told, tracing again tells the user why."""
-        try:
-            # Nobody who watches the model's ops is to see these.
-            with torch.no_grad(), torch._C.DisableTorchFunction():
-                return bool(self.condition(*inputs)) == self.answer
-        except Exception:
-            return False
+        return _answer(self.condition, inputs) == self.answer
+
+
+def _answer(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool | None:
+    """Return what a condition is, or None if working it out fails."""
+    try:
+        # Nobody who watches the model's ops is to see these.
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            return bool(condition(*inputs))
+    except Exception:
+        return None
+
+
+def _answer_without_chance(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool | None:
+    """Return the same, or None if it takes random numbers, which are drawn once and where the model draws them."""
+    before = torch.get_rng_state()
+    answer = _answer(condition, inputs)
+    if torch.equal(before, torch.get_rng_state()):
+        return answer
+    torch.set_rng_state(before)
+    return None
 
 
 def _guard(
@@ -161,13 +178,14 @@ def _excerpt(nodes: Collection[fx.Node], result: fx.Node) -> fx.GraphModule:
 
 def _cheap_ancestors(node: fx.Node) -> list[fx.Node] | None:
     """Return `node` and what it follows from, in order; None unless it is integer and boolean inputs and a few ops."""
-    pending, seen = [node], set()
+    pending, seen, made_bytes = [node], set(), 0
     while pending:
         current = pending.pop()
         if current in seen:
             continue
         seen.add(current)
-        if len(seen) > _MOST_NODES or not _is_plain(current):
+        made_bytes += 0 if current.op == "placeholder" else _num_bytes(current)
+        if len(seen) > _MOST_NODES or made_bytes > _MOST_BYTES or not _is_plain(current):
             return None
         pending += current.all_input_nodes
     return sorted(seen)
@@ -190,9 +208,14 @@ def _is_written(node: fx.Node) -> bool:
 
 def _writes(node: fx.Node) -> bool:
     """Whether `node` is an op that declares that it writes; not all that do are noticed by their arguments."""
-    packet = getattr(node.target, "default", node.target)
-    schema = getattr(packet, "_schema", None)
+    schema = getattr(_op(node), "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+def _op(node: fx.Node) -> Any:
+    """Return what `node` calls; of an op that comes in several kinds, one of them."""
+    target = node.target
+    return getattr(target, target.overloads()[0]) if isinstance(target, torch._ops.OpOverloadPacket) else target
 
 
 def _storage(node: fx.Node) -> int | None:
@@ -211,10 +234,14 @@ def _is_plain(node: fx.Node) -> bool:
         return not real.is_floating_point() and not real.is_complex()
     if node.op not in ("call_function", "call_method") or not isinstance(example, torch.Tensor | int | float | bool):
         return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
-    if name.startswith("rand") or name.endswith("_") or name in ("setitem", "bernoulli", "multinomial", "normal"):
-        return False
-    return not isinstance(example, torch.Tensor) or example.numel() <= _MOST_ELEMENTS
+    # What an op of the user's does, and what it remembers, is not known.
+    return getattr(_op(node), "namespace", "aten") == "aten"
+
+
+def _num_bytes(node: fx.Node) -> int:
+    """Return the size of what `node` makes; views count as if they were copies."""
+    example = node.meta.get("example_value")
+    return example.numel() * example.element_size() if isinstance(example, torch.Tensor) else 0
 
 
 def _foreseeing(jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
