@@ -183,6 +183,20 @@ def test_a_changed_branch_leaves_no_trace_of_the_first_try() -> None:
     assert_same(expected, found)
 
 
+@pytest.mark.parametrize("masks", [(FULL, FULL), (FULL, HOLES, FULL)], ids=["same branch", "branch that changes"])
+def test_buffers_are_not_copied_against_the_budget(masks: tuple[torch.Tensor, ...]) -> None:
+    model = Branching(all_of)
+    model.register_buffer("table", torch.zeros(100_000))
+    lowtide.wrap(model, **LOOSE)
+    for mask in masks:
+        model(*batches(mask)[0][0]).backward()
+        model.zero_grad()
+    args = batches(masks[0])[0][0]
+    plan = lowtide.plans(model)[0]
+    measured = lowtide.measure_peak(lambda: model(*args).backward())
+    assert abs(measured - plan.peak_bytes) < 1024
+
+
 def test_other_compilers_are_not_touched() -> None:
     graphs = []
 

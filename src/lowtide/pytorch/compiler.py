@@ -12,6 +12,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._inductor import config as inductor_config
 
 __all__ = [
     "BackendCompilerFailed",
@@ -20,4 +21,5 @@ __all__ = [
     "aot_autograd",
     "counters",
     "functorch_config",
+    "inductor_config",
 ]

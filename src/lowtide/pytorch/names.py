@@ -145,6 +145,11 @@ NAMES: tuple[PrivateName, ...] = (
         ("_scaled_dot_product_flash_attention_for_cpu_backward", "costs/analytic.py", "arithmetic of attention"),
     ),
     *_under(
+        "torch._inductor",
+        ("config.patch", "pytorch/compiler.py run/backend.py", "sets options while a graph is compiled"),
+        ("config.fallback_random", "run/backend.py", "keeps random numbers that nobody reads"),
+    ),
+    *_under(
         "torch._functorch",
         ("config.patch", "run/backend.py", "sets options while a graph is compiled"),
         ("config.backward_pass_autocast", "run/backend.py", "runs backward without autocast, as eager does"),

@@ -23,7 +23,7 @@ from lowtide.graph.ir import Graph, ValueId
 from lowtide.lower.execute import boxed, boxed_backward, boxed_forward, run_around, with_variants
 from lowtide.lower.rewrite import lower, lower_backward, repeated_ops, saved_values
 from lowtide.lower.unchanged import Unchanged
-from lowtide.pytorch.compiler import aot_autograd, functorch_config
+from lowtide.pytorch.compiler import aot_autograd, functorch_config, inductor_config
 from lowtide.run.noise import quiet_warnings
 from lowtide.run.places import user_line
 from lowtide.run.session import Session
@@ -90,7 +90,10 @@ def make_backend(session: Session, *, run: bool = True, losses_only: bool = True
             partition_fn=partition,
         )
         # Eager runs backward without autocast unless the caller switches it on there.
-        with faithful_tracing(), functorch_config.patch(backward_pass_autocast="off"), quiet_warnings():
+        as_eager = functorch_config.patch(backward_pass_autocast="off")
+        # Random numbers are drawn also where nobody reads them: what is drawn next depends on it.
+        drawing = inductor_config.patch(fallback_random=True)
+        with faithful_tracing(), as_eager, drawing, quiet_warnings():
             try:
                 return compile_graph(module, example_inputs)  # type: ignore[no-any-return]
             except PlannedWithoutRunning:
