@@ -146,7 +146,7 @@ NAMES: tuple[PrivateName, ...] = (
     ),
     *_under(
         "torch._inductor",
-        ("config.patch", "pytorch/compiler.py run/backend.py", "sets options while a graph is compiled"),
+        ("config.patch", "run/backend.py", "sets options while a graph is compiled"),
         ("config.fallback_random", "run/backend.py", "keeps random numbers that nobody reads"),
     ),
     *_under(
