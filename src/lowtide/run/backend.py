@@ -26,6 +26,7 @@ from lowtide.lower.unchanged import Unchanged
 from lowtide.pytorch.compiler import aot_autograd, functorch_config, inductor_config
 from lowtide.run.noise import quiet_warnings
 from lowtide.run.places import user_line
+from lowtide.run.readers import part_reads
 from lowtide.run.session import Session
 from lowtide.run.settings import Settings
 from lowtide.run.watch import Watch
@@ -89,13 +90,14 @@ def make_backend(session: Session, *, run: bool = True, losses_only: bool = True
             inference_compiler=boxed,
             partition_fn=partition,
         )
+        parted = part_reads(module)
         # Eager runs backward without autocast unless the caller switches it on there.
         as_eager = functorch_config.patch(backward_pass_autocast="off")
         # Random numbers are drawn also where nobody reads them: what is drawn next depends on it.
         drawing = inductor_config.patch(fallback_random=True)
         with faithful_tracing(), as_eager, drawing, quiet_warnings():
             try:
-                return compile_graph(module, example_inputs)  # type: ignore[no-any-return]
+                return parted.call(compile_graph(parted.module, [*example_inputs, *parted.examples]))
             except PlannedWithoutRunning:
                 return module.forward
             except Exception as error:
