@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from exactness import Batch, assert_exact, assert_same, train
@@ -86,6 +87,13 @@ def overwritten(model: Broken, h: torch.Tensor) -> torch.Tensor:
     return h.sin() * model.second(h) + h
 
 
+def written_from(model: Broken, h: torch.Tensor) -> torch.Tensor:
+    y = model.second(h)
+    y += h
+    y[:, 0] = h[:, 1]
+    return y.mul_(h) + h.sin()
+
+
 def given_back(model: Broken, h: torch.Tensor) -> torch.Tensor:
     y, z = h.sin() * h.cos() + h.exp(), h.view(-1)
     torch._dynamo.graph_break()
@@ -103,6 +111,7 @@ PARTS: list[Part] = [
     many_ways,
     viewed,
     overwritten,
+    written_from,
     given_back,
 ]
 
@@ -126,6 +135,23 @@ def test_the_sum_of_a_graphs_readers_would_be_noticed(part: Part, monkeypatch: p
     monkeypatch.setattr(backend, "part_reads", readers.Parted)
     with pytest.raises(AssertionError, match="differs"):
         assert_exact(Broken(part), batches())
+
+
+def test_a_graph_that_reads_inside_of_a_checkpoint() -> None:
+    """How often such a part reads is not known, so that the graph adds up its shares: as eager, if no other reads."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(24, 24), nn.Linear(24, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            torch._dynamo.graph_break()
+            y = checkpoint(lambda h: self.second(h) * h, h, use_reentrant=False)
+            return (y * h + h).square().mean()
+
+    assert_exact(Checkpointed(), batches())
 
 
 def test_a_wrapped_part_with_a_skip_around_it() -> None:

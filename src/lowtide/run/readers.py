@@ -43,7 +43,7 @@ def part_reads(module: fx.GraphModule) -> Parted:
     """Return the graph with an input for every read of an input that is computed elsewhere; or as it is."""
     placeholders = module.graph.find_nodes(op="placeholder")
     readers = {position: _readers(node) for position, node in enumerate(placeholders) if _is_computed(node)}
-    shared = {position: found for position, found in readers.items() if sum(reader.reads for reader in found) > 1}
+    shared = {position: found for position, found in readers.items() if _can_be_parted(found)}
     if not shared or not torch.is_grad_enabled():
         return Parted(module)
     copied, copies = _copy(module)
@@ -102,7 +102,10 @@ def _is_computed(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A node that reads a value: which of the nodes among its arguments are the value, and how many reads these are."""
+    """A node that reads a value: which of the nodes among its arguments are the value, and how many reads these are.
+
+    There are 0 reads if their number is not known.
+    """
 
     node: fx.Node
     places: tuple[int, ...]
@@ -125,6 +128,11 @@ def _readers(node: fx.Node) -> list[_Reader]:
             places = tuple(index for index, source in enumerate(_sources(reader)) if source in same)
             found.append(_Reader(reader, places, _count_reads(reader, places)))
     return found
+
+
+def _can_be_parted(readers: Sequence[_Reader]) -> bool:
+    """Whether there are several reads, and all are known: else the sum of some would be a share among single ones."""
+    return all(reader.reads for reader in readers) and sum(reader.reads for reader in readers) > 1
 
 
 def _is_same(value: Any, original: torch.Tensor) -> bool:
@@ -155,14 +163,15 @@ def _exchanged(items: Sequence[Any], places: Sequence[int], item: Any) -> list[A
 
 
 def _count_reads(reader: fx.Node, places: Sequence[int]) -> int:
-    """Return how often autograd sees the arguments at `places` read; one that is made of ops may do it several times.
+    """Return how often autograd sees the arguments at `places` read, or 0; what is made of ops may read several times.
 
     Such are `F.rms_norm(x)`, and `F.scaled_dot_product_attention(x, x, x)`. Tried out on tensors without data.
     """
     call = _call_of(reader)
     examples = [source.meta.get("example_value") for source in _sources(reader)]
     if call is None or any(example is None for example in examples):
-        return 1
+        # What writes to another argument is one op.
+        return int(len(places) == 1 and not isinstance(reader.target, torch._ops.HigherOrderOperator))
     twin = _detached(examples[places[0]])
     args, kwargs = _with_sources(reader, _exchanged(examples, places, twin))
     accumulator = torch.autograd.graph.get_gradient_edge(twin).node
@@ -209,7 +218,7 @@ def _hand_out(reader: _Reader, copied: fx.Node, inputs: list[fx.Node]) -> None:
     """Let the reader read `inputs`, the first for the read whose share eager adds last."""
     args, kwargs = _with_sources(copied, _exchanged(_sources(copied), reader.places, inputs[-1]))
     call = _call_of(reader.node)
-    if len(inputs) == 1 or call is None:
+    if call is None or len(inputs) == 1:
         copied.args, copied.kwargs = args, kwargs
         return
     copied.op, copied.target = "call_function", _read_apart(call)
