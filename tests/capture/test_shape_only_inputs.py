@@ -266,6 +266,33 @@ def test_hollow_tensors_are_no_state_of_the_model() -> None:
     assert len(list(model.buffers())) == len(list(Layers().buffers()))
 
 
+class OneChannel(nn.Module):
+    """A norm and a convolution over sizes of 1, whose strides are nobody's but choose the convolution's kernel."""
+
+    def __init__(self, channels: int, side: int, dims: int = 2) -> None:
+        super().__init__()
+        self.side, self.dims = (side,) * dims, dims
+        self.first = (nn.Conv2d if dims == 2 else nn.Conv3d)(channels, channels, 3, padding=1)
+        self.norm = nn.LayerNorm(channels)
+        self.conv = (nn.Conv2d if dims == 2 else nn.Conv3d)(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.norm(self.first(x).flatten(2).transpose(1, 2))
+        h = rows.transpose(1, 2).reshape(rows.shape[0], -1, *self.side)
+        return (self.conv(h) + h).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "side", "dims"),
+    [(16, 1, 7, 2), (1, 1, 7, 2), (1, 3, 7, 2), (4, 8, 1, 2), (4, 1, 3, 3), (2, 4, 1, 3), (1, 1, 1, 2)],
+)
+def test_layouts_that_are_open_are_those_of_eager(batch: int, channels: int, side: int, dims: int) -> None:
+    shape = (batch, channels, *(side,) * dims)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        assert_exact(OneChannel(channels, side, dims), [((numbers(*shape, seed=seed),), {})])
+
+
 class TwoResults(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -36,6 +36,43 @@ class Calls(nn.Module):
         return torch.tanh(self.last(h)).square().mean()
 
 
+# Random numbers that nobody reads
+
+
+def drop_in_vain(h: torch.Tensor) -> torch.Tensor:
+    F.dropout(h, 0.3)
+    return F.dropout(h, 0.2)
+
+
+def draw_in_vain(h: torch.Tensor) -> torch.Tensor:
+    torch.rand(3), torch.randn_like(h), torch.randperm(5)
+    return F.dropout(h, 0.2)
+
+
+def bernoulli_in_vain(h: torch.Tensor) -> torch.Tensor:
+    torch.bernoulli(torch.sigmoid(h.detach()))
+    return h * torch.rand_like(h)
+
+
+def attention_in_vain(h: torch.Tensor) -> torch.Tensor:
+    rows = h[None, None]
+    F.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5)
+    return F.dropout(h, 0.2)
+
+
+def noise_of_zero_width(h: torch.Tensor) -> torch.Tensor:
+    torch.normal(torch.zeros(4), 0.0), torch.empty(7).uniform_(0, 1)
+    return F.dropout1d(h, 0.2)
+
+
+@pytest.mark.parametrize(
+    "between", [drop_in_vain, draw_in_vain, bernoulli_in_vain, attention_in_vain, noise_of_zero_width]
+)
+@pytest.mark.parametrize("options", [LOOSE, None], ids=["kept", "dropped"])
+def test_random_numbers_that_nobody_reads_are_drawn(between, options):
+    assert_exact(Calls(between), floats(64, 8), wrap=options)
+
+
 # NumPy inside forward
 
 
@@ -87,7 +124,7 @@ def test_numpy_in_forward_is_numpy(between: Callable[[torch.Tensor], torch.Tenso
     model = Calls(between)
     plain = Calls(between)
     plain.load_state_dict(model.state_dict())
-    from exactness import assert_same, train
+    from helpers.exactness import assert_same, train
 
     expected = train(plain, seeded(plain), floats(4, 8))
     lowtide.wrap(model, planner=DropEverything(again=True), **LOOSE)

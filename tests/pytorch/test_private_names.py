@@ -92,7 +92,7 @@ def test_no_name_is_listed_twice() -> None:
     [
         ("import torch\ntorch._C._new()", "torch._C._new"),
         ("import torch._dynamo.moved", "torch._dynamo.moved"),
-        ("from torch._inductor import config", "torch._inductor.config"),
+        ("from torch._lazy import config", "torch._lazy.config"),
         ("def late():\n    from torch._guards import Guard", "torch._guards.Guard"),
         ("from torch.fx.graph import _New as Known", "torch.fx.graph._New"),
         ("from torch.utils import _pytree as tree\ntree.tree_new(1)", "torch.utils._pytree.tree_new"),

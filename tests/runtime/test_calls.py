@@ -8,6 +8,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,48 @@ def test_forward_alone_leaves_out_hooks_as_ever() -> None:
     expected = copy.deepcopy(model).forward(x)
     assert torch.equal(model.forward(x), expected)
     assert not seen
+
+
+def test_forward_is_planned_while_another_thread_trains() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Waiting(Net):
+        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+            self.wait()
+            return super().forward(x, scale=scale)
+
+        @torch._dynamo.disable
+        def wait(self) -> None:
+            entered.set()
+            leave.wait(30)
+
+    x, waiting, model = torch.randn(4, 8), lowtide.wrap(Waiting(), **LOOSE), wrapped_net()
+    other = threading.Thread(target=lambda: waiting(x))
+    other.start()
+    entered.wait(30)
+    loss = model.forward(x)
+    leave.set()
+    other.join()
+    assert is_planned(loss)
+
+
+@pytest.mark.parametrize("kind", ["forward_pre_hook", "forward_hook", "full_backward_hook"])
+def test_hooks_of_all_modules_that_come_and_go(kind: str) -> None:
+    def hook(module: nn.Module, first: Any, *others: Any) -> Any:
+        if not isinstance(module, nn.Linear):
+            return None
+        return others[0] * 2 if kind == "forward_hook" else tuple(None if each is None else each * 2 for each in first)
+
+    model, x = wrapped_net(), torch.randn(4, 8)
+    plain, gradients = copy.deepcopy(model), []
+    for each in (model, plain):
+        each(x).backward()
+        handle = getattr(nn.modules.module, f"register_module_{kind}")(hook)
+        each(x).backward()
+        handle.remove()
+        each(x).backward()
+        gradients.append([parameter.grad for parameter in each.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
 def test_a_whole_graph_of_others_is_refused_in_our_words() -> None:
@@ -307,6 +350,12 @@ def subclass(model: nn.Module, x: torch.Tensor) -> Any:
     return model(x.as_subclass(Sub))
 
 
+def checkpointed(model: nn.Module, x: torch.Tensor) -> Any:
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(model, x, use_reentrant=False)
+
+
 def counted(model: nn.Module, x: torch.Tensor) -> Any:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -324,6 +373,7 @@ def counted(model: nn.Module, x: torch.Tensor) -> Any:
         (functional_jvp, UnsupportedBackwardError, "torch.func"),
         (subclass, InvalidInputError, "subclasses Sub"),
         (counted, CaptureError, "FlopCounterMode"),
+        (checkpointed, UnsupportedBackwardError, "torch.utils.checkpoint"),
     ],
     ids=lambda case: getattr(case, "__name__", None),
 )
@@ -336,6 +386,26 @@ def test_what_is_not_served_is_refused(
     with pytest.raises(error, match=message):
         call(model, x)
     assert is_planned(model(x))
+
+
+def test_hooks_for_saved_tensors_see_what_the_plan_keeps() -> None:
+    model, x = wrapped_net(), torch.randn(4, 8)
+    with torch.autograd.graph.save_on_cpu(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(x).backward()
+    changing = torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: 2 * tensor)
+    with changing, pytest.warns(LowtideWarning, match="saved_tensors_hooks"):
+        model(x)
+
+
+def test_a_checkpoint_that_runs_without_gradients_first() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = wrapped_net(), torch.randn(4, 8, requires_grad=True)
+    plain = copy.deepcopy(model)
+    for each in (model, plain):
+        checkpoint(each, x, use_reentrant=True).backward()
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
 
 
 class Masked(Net):

@@ -96,11 +96,14 @@ def correct_layer_norms(module: fx.GraphModule) -> None:
             continue
         for user in node.users:
             fake = user.meta.get("val")
-            if not is_getitem(user) or user.args[1] != 0 or fake.device.type != "cpu" or fake.is_contiguous():
+            if not is_getitem(user) or user.args[1] != 0 or fake.device.type != "cpu":
                 continue
             with fake_mode_of(fake):
-                user.meta["val"] = torch.empty_like(fake, memory_format=torch.contiguous_format)
-            stale += list(user.users)
+                by_rows = torch.empty_like(fake, memory_format=torch.contiguous_format)
+            # Not `is_contiguous`: strides along a size of 1 mean nothing, but later ops choose their kernels by them.
+            if fake.stride() != by_rows.stride():
+                user.meta["val"] = by_rows
+                stale += list(user.users)
     retrace(module.graph, [node for node in stale if node.op != "output"])
 
 

@@ -72,7 +72,9 @@ def _shape_only_input(node: fx.Node) -> fx.Node | None:
     tensor = source.meta["val"]
     plain = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
     whole = plain and 0 < tensor.numel() * tensor.element_size() == storage_bytes(tensor)
-    return source if whole and devices.has_untouched_zeros(tensor.device) else None
+    # Strides along a size of 1 mean nothing, so those of the real tensor need not be the traced ones; but kernels are
+    # chosen by them, and other kernels give other last bits.
+    return source if whole and 1 not in tensor.shape and devices.has_untouched_zeros(tensor.device) else None
 
 
 def _add_stand_in(graph: fx.Graph, like: torch.Tensor) -> fx.Node | None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch._C._autograd import _get_current_graph_task_keep_graph
+from torch._C._autograd import _get_current_graph_task_keep_graph, _top_saved_tensors_default_hooks
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 
@@ -45,3 +45,9 @@ def tensor_hooks_off(tensors: Sequence[Tensor]) -> Iterator[None]:
     finally:
         for (_, hooks), own in zip(hooked, contents, strict=True):
             hooks.update(own)
+
+
+def saved_tensors_hook_module() -> str | None:
+    """Return the module of the innermost `saved_tensors_hooks` around this call, or None if there are none."""
+    hooks = _top_saved_tensors_default_hooks(True)
+    return None if hooks is None else str(getattr(hooks[0], "__module__", "?"))

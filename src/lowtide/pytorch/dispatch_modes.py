@@ -34,3 +34,8 @@ def in_func_transform() -> bool:
 def in_forward_ad() -> bool:
     """Return True inside a level of forward-mode AD."""
     return forward_ad._current_level >= 0
+
+
+def without_torch_function() -> AbstractContextManager[Any]:
+    """Compute without those who watch or change calls of PyTorch's functions seeing it."""
+    return torch._C.DisableTorchFunction()

@@ -1,4 +1,4 @@
-"""Calls of modules: the one with hooks, and the slot in which PyTorch keeps another one."""
+"""Calls of modules: the one with hooks, the slot in which PyTorch keeps another one, hooks of all modules."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as all_modules
 
 Call = Callable[..., Any]
 
@@ -23,3 +24,14 @@ def call_in_slot(module: nn.Module) -> Call | None:
 def put_in_slot(module: nn.Module, call: Call | None) -> None:
     """Let calls of `module` run `call`, or the plain call if it is None."""
     module._compiled_call_impl = call
+
+
+def global_hooks() -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of the hooks that run for every module; the compiler traces them but does not guard them."""
+    found = (
+        all_modules._global_forward_pre_hooks,
+        all_modules._global_forward_hooks,
+        all_modules._global_backward_pre_hooks,
+        all_modules._global_backward_hooks,
+    )
+    return tuple(map(tuple, found))

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeGuard
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 aten = torch.ops.aten
 
@@ -38,6 +38,11 @@ def is_op(target: Any) -> TypeGuard[OpOverload[..., Any]]:
 def takes_graphs(target: Any) -> bool:
     """Return True if `target` is an op that runs graphs it is given, such as `cond`."""
     return isinstance(target, HigherOrderOperator)
+
+
+def any_overload(target: Any) -> Any:
+    """Return one of the overloads of an op that is called without saying which; anything else as it is."""
+    return getattr(target, target.overloads()[0]) if isinstance(target, OpOverloadPacket) else target
 
 
 def op_name(target: Any) -> str:

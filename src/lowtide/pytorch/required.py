@@ -23,7 +23,7 @@ BEYOND = (2, 16)
 TESTED = ("2.13.0", "2.15.0")
 SUPPORTED = f"torch>={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
 
-_COMPILER = ("torch._dynamo.", "torch._functorch.")
+_COMPILER = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ NAMES: tuple[PrivateName, ...] = (
         "torch",
         ("_softmax", "calls softmax without the dispatcher's detour"),
         ("_ops.OpOverload", "tells ops from Python"),
+        ("_ops.OpOverloadPacket", "tells ops of the user's from PyTorch's"),
         ("_ops.HigherOrderOperator", "finds graphs inside of graphs"),
         ("_guards.TracingContext.try_get", "finds what the compiler notes about a graph"),
         ("fx.graph._BoxedCodeGen", "lets graphs free their inputs"),
@@ -66,6 +67,7 @@ NAMES: tuple[PrivateName, ...] = (
         ("_functorch.peek_interpreter_stack", "sees torch.func around a call"),
         ("_will_engine_execute_node", "asks where a gradient goes"),
         ("_autograd._get_current_graph_task_keep_graph", "asks whether the graph is retained"),
+        ("_autograd._top_saved_tensors_default_hooks", "sees hooks for saved tensors around a call"),
         ("_autograd._profiler_enabled", "sees a profiler of the user's"),
         ("_autograd._enable_profiler_legacy", "records the peak of one op"),
         ("_autograd._disable_profiler_legacy", "records the peak of one op"),
@@ -103,6 +105,8 @@ NAMES: tuple[PrivateName, ...] = (
         "torch.nn.modules.module",
         ("_global_forward_hooks", "sees hooks of all modules"),
         ("_global_forward_pre_hooks", "sees hooks of all modules"),
+        ("_global_backward_hooks", "sees hooks of all modules"),
+        ("_global_backward_pre_hooks", "sees hooks of all modules"),
     ),
     *_under(
         "torch.nn.utils",
@@ -165,6 +169,11 @@ NAMES: tuple[PrivateName, ...] = (
         ("_scaled_dot_product_flash_attention_for_cpu_backward", "arithmetic of attention"),
     ),
     *_under(
+        "torch._inductor",
+        ("config.patch", "sets options while a graph is compiled"),
+        ("config.fallback_random", "keeps random numbers that nothing reads"),
+    ),
+    *_under(
         "torch._functorch",
         ("config.patch", "sets options while a graph is compiled"),
         ("config.backward_pass_autocast", "runs backward without autocast, as eager does"),
@@ -180,6 +189,9 @@ NAMES: tuple[PrivateName, ...] = (
         ("variables.ConstantVariable.create", "sees where the model branches on data"),
         ("variables.LazyVariableTracker", "sees where the model branches on data"),
         ("variables.TensorVariable", "sees where the model branches on data"),
+        ("guards.GuardBuilder.add_python_lambda_leaf_guard_to_root", "checks branches on data before a call"),
+        ("guards._get_closure_vars", "checks branches on data before a call"),
+        ("guards.install_guard", "checks branches on data before a call"),
         ("convert_frame.input_codes.seen", "compiles again after an error"),
         ("types.FrameAction.DEFAULT", "compiles again after an error"),
         ("types.FrameExecStrategy", "compiles again after an error"),

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.normalise import keeping_kernels
+from lowtide.capture.separate_reads import separate_reads
 from lowtide.capture.source_lines import user_line
 from lowtide.errors import CaptureError, InvalidInputError, LowtideError
 from lowtide.lower.execute import LoweredVariant, run_quickly
@@ -57,7 +58,9 @@ def training_backend(session: Session, *, losses_only: bool = True) -> Backend:
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with _capturing(module, inputs, session):
-            return compile_step(module, inputs, lower=lower, untrained=run_quickly)
+            separated = separate_reads(module)
+            examples = [*inputs, *separated.examples]
+            return separated.call(compile_step(separated.module, examples, lower=lower, untrained=run_quickly))
 
     return backend
 
@@ -71,7 +74,8 @@ def planning_backend(session: Session) -> Backend:
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with _capturing(module, inputs, session):
-            read_joint(module, inputs, plan)
+            separated = separate_reads(module)
+            read_joint(separated.module, [*inputs, *separated.examples], plan)
         return module.forward
 
     return backend

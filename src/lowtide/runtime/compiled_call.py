@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from lowtide.pytorch.compiler.tracing import compile_again, tracing_options
 from lowtide.runtime.backend import Backend
 from lowtide.runtime.entry_points import planned_call
-from lowtide.runtime.input_branches import expecting_branches
+from lowtide.runtime.input_branches import Variants, expecting_branches
 from lowtide.runtime.log_noise import without_compiler_logs
 
 # PyTorch's own limit is 8, which a model with a dozen input shapes reaches; each one takes seconds.
@@ -34,7 +35,7 @@ class Entry:
     def __init__(
         self, plain: Callable[..., Any], backend: Backend, *, whole: bool = False, expect_branches: bool = False
     ) -> None:
-        self._expect_branches = expect_branches
+        self._variants: Variants | None = defaultdict(set) if expect_branches else None
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)
@@ -49,7 +50,7 @@ class Entry:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `plain` returns."""
-        with self._tracing, without_compiler_logs(), planned_call, expecting_branches(self._expect_branches):
+        with self._tracing, without_compiler_logs(), planned_call, expecting_branches(self._variants):
             return self._planned(*args, **kwargs)
 
     def revive(self) -> None:

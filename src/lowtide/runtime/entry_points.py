@@ -30,24 +30,34 @@ def between_graphs(function: Function) -> Function:
     return disable(function)
 
 
+class _Depth(threading.local):
+    """How many planned calls this thread is inside of."""
+
+    here = 0
+
+
 class _PlannedCall:
     """Tells whether a planned call is going on: then `forward` is the plain one."""
 
     def __init__(self) -> None:
-        # Read while tracing, where it becomes a constant with a guard: a counter would be guarded at every value.
-        self.active = False
-        self._depth = 0
+        # Read while tracing, where it becomes a constant with a guard: it can be neither a counter, which would be
+        # guarded at every value, nor one for each thread, which cannot be traced.
+        self.active_anywhere = False
+        self.depth = _Depth()
+        self._anywhere = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
+        self.depth.here += 1
         with self._lock:
-            self._depth += 1
-            self.active = True
+            self._anywhere += 1
+            self.active_anywhere = True
 
     def __exit__(self, *_: object) -> None:
+        self.depth.here -= 1
         with self._lock:
-            self._depth -= 1
-            self.active = self._depth > 0
+            self._anywhere -= 1
+            self.active_anywhere = self._anywhere > 0
 
 
 planned_call = _PlannedCall()
@@ -69,7 +79,8 @@ class ForwardOverride:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the planned or the plain `forward` returns."""
-        if planned_call.active or not self.is_active or not self.trains():
+        is_planned = planned_call.active_anywhere if torch.compiler.is_compiling() else planned_call.depth.here > 0
+        if is_planned or not self.is_active or not self.trains():
             return self.plain(*args, **kwargs)
         return self.training(*args, **kwargs)
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from lowtide.capture.source_lines import is_inside, user_line
-from lowtide.errors import CaptureError, LowtideError, UnsupportedBackwardError
+from lowtide.errors import CaptureError, LowtideError, UnsupportedBackwardError, warn
+from lowtide.pytorch.autograd_graph import saved_tensors_hook_module
 from lowtide.pytorch.compiler.tracing import error_of_backend, is_of_compiler, is_untraceable
 from lowtide.pytorch.dispatch_modes import in_dispatch_mode, in_forward_ad, in_func_transform, mode_names
 from lowtide.pytorch.nested import map_tensors, tensor_leaves
@@ -42,8 +43,8 @@ def lowtide_cause(error: BaseException) -> LowtideError | None:
 
 
 def in_unusual_context() -> bool:
-    """Return True inside a transform, a dispatch mode or forward-mode AD; takes half a microsecond."""
-    return in_dispatch_mode() or in_func_transform() or in_forward_ad()
+    """Return True inside a transform, a dispatch mode, forward-mode AD or hooks; takes a microsecond."""
+    return in_dispatch_mode() or in_func_transform() or in_forward_ad() or saved_tensors_hook_module() is not None
 
 
 def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
@@ -62,6 +63,7 @@ def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
             "A wrapped model was called with dual tensors (forward-mode AD), and a planned graph has no forward "
             "derivative. lowtide.unwrap(model) for this part, or use backward."
         )
+    _check_saved_tensors_hooks()
     modes = mode_names()
     if modes:
         raise CaptureError(
@@ -70,6 +72,22 @@ def refuse_context(model: nn.Module | None, args: Any, kwargs: Any) -> None:
             "model that is not wrapped inside it."
         )
     check_devices(tensors)
+
+
+def _check_saved_tensors_hooks() -> None:
+    """Raise where `torch.utils.checkpoint` wants to run the call again; warn of hooks that may change values."""
+    where = saved_tensors_hook_module()
+    if where == "torch.utils.checkpoint":
+        raise UnsupportedBackwardError(
+            "A wrapped model was called inside torch.utils.checkpoint, which runs it again in backward and ends that "
+            "run half way; a planned graph recomputes by itself and runs as a whole. Call it without checkpoint: the "
+            "budget decides what is recomputed."
+        )
+    if where is not None and where != "torch.autograd.graph" and not where.startswith("lowtide."):
+        warn(
+            "A wrapped model was called inside torch.autograd.graph.saved_tensors_hooks. The hooks see what the plan "
+            "keeps, which is not what plain training keeps: if they change values, gradients differ from it."
+        )
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:

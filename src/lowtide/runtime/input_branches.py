@@ -2,71 +2,69 @@
 
 `if attention_mask.all():` is a choice between two graphs. The tracer cannot read values, so it would end the graph
 there; libraries that know this do something else while they are traced, which gives other bits than eager. Here the
-condition is computed on the real inputs of the call that is captured, the branch is traced, and an op in the graph
-checks at every call that the condition is as expected. Where it is not, the call is captured for the other branch.
+condition is computed on the real inputs of the call that is captured, the branch is traced, and the condition becomes
+one of the compiler's guards: it is computed at every call, before anything of the traced code runs. Where it has
+another value, the code is traced again for the other branch. So nothing ever has to be undone: not buffers, not random
+numbers, and not what other processes have been sent.
 
-Only conditions that follow from integer and boolean inputs by a few ops are treated so: they are cheap, early in the
-step, and seldom change.
+Only conditions that follow from integer and boolean inputs by a few ops are treated so: they are cheap and seldom
+change. A value that the traced code has written to before the branch is not what a guard would read, and is left alone.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from lowtide.pytorch.compiler.tracing import Condition, decide_branches
-from lowtide.pytorch.custom_ops import define_op
+from lowtide.pytorch.compiler.tracing import Condition, decide_branches, real_input
+from lowtide.pytorch.dispatch_modes import without_torch_function
+from lowtide.pytorch.ops import any_overload, changes_its_input
+from lowtide.pytorch.storages import storage_key
+from lowtide.pytorch.tensor_versions import version_of
 
-# A condition of more ops, or on larger tensors, would take noticeable time at every call.
-_MOST_NODES, _MOST_ELEMENTS = 64, 1 << 24
+# A condition of more ops, or one that makes larger tensors, would take noticeable time at every call.
+_MOST_NODES, _MOST_BYTES = 64, 1 << 20
+# Traces of one function for inputs of one shape that differ by their branches; further ones are cut at the branches.
+# Every trace takes seconds, and 8 are all combinations of three conditions.
+_MOST_VARIANTS = 8
 # Functions with which model libraries ask whether they are traced, to do something else than in eager: masks that are
 # built though nothing is masked, a scan in the place of a loop. Where a model asks, the answer is no.
 _QUESTIONS = ("is_tracing", "is_torchdynamo_compiling")
 _MODELS = ("transformers.masking_utils", "transformers.models.")
 
-
-class BranchChangedError(Exception):
-    """A condition on inputs has another value than when the call was captured."""
-
-
-def _expect(condition: torch.Tensor, answer: bool) -> None:
-    if bool(condition) != answer:
-        raise BranchChangedError
-
-
-expect = define_op("expect(Tensor condition, bool answer) -> ()", _expect, fake=lambda condition, answer: None)
-fx.node.has_side_effect(expect)
+# The traces of a function that expect branches, by what they have in common.
+Variants = defaultdict[Hashable, set[Hashable]]
 
 
 class Branches(threading.local):
-    """Tells whether branches are traced as expected in this thread now, and how many have been."""
+    """The traces so far where branches are expected in this thread now, else None."""
 
-    active = False
-    num_expected = 0
+    variants: Variants | None = None
 
 
 branches = Branches()
 
 
 @contextmanager
-def expecting_branches(active: bool) -> Iterator[None]:
-    """Trace branches as eager takes them in this thread, if `active`."""
-    before = branches.active
-    branches.active = active
-    asked = _questions(len(sys.modules)) if active else ()
+def expecting_branches(variants: Variants | None) -> Iterator[None]:
+    """Trace branches as eager takes them in this thread, and note it in `variants`, unless it is None."""
+    before = branches.variants
+    branches.variants = variants
+    asked = _questions(len(sys.modules)) if variants is not None else ()
     for module, name, _ in asked:
         setattr(module, name, _no)
     try:
         yield
     finally:
-        branches.active = before
+        branches.variants = before
         for module, name, original in asked:
             setattr(module, name, original)
 
@@ -94,41 +92,115 @@ def _no(*_: Any, **__: Any) -> bool:
 
 
 def _expected(condition: Condition) -> bool | None:
-    """Return the value of `condition`, and put a check of it into the graph; None if it is expensive to check."""
-    if not _is_cheap(condition.node):
+    """Return the value of `condition`, and guard the trace by it; None if it cannot be expected."""
+    assert branches.variants is not None
+    nodes = _cheap_ancestors(condition.node)
+    if nodes is None or not _are_unchanged(nodes):
         return None
-    answer = condition.value()
-    condition.call(expect, answer)
-    branches.num_expected += 1
-    return answer
+    siblings = branches.variants[condition.signature]
+    if len(siblings) >= _MOST_VARIANTS:
+        return None
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    excerpt = _excerpt(nodes, condition.node)
+    value = _value_without_chance(excerpt, [_real(node) for node in inputs])
+    if value is not None and inputs:
+        condition.guard(_Expectation(excerpt, value), inputs, partial(siblings.add, condition.trace))
+    return value
 
 
-def _is_cheap(node: fx.Node) -> bool:
-    """Return True if the value of `node` follows from integer and boolean inputs by a few ops without effects."""
-    pending, seen = [node], set()
+class _Expectation:
+    """Tells whether a condition on inputs has the value that it had when it was traced."""
+
+    def __init__(self, condition: fx.GraphModule, value: bool) -> None:
+        self.condition = condition
+        self.value = value
+
+    def __call__(self, *inputs: torch.Tensor) -> bool:
+        """Return True if it has; False if it cannot be computed, for then tracing tells the user why."""
+        return _value(self.condition, inputs) == self.value
+
+
+def _value(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool | None:
+    """Return the value of a condition, or None if it cannot be computed."""
+    try:
+        with torch.no_grad(), without_torch_function():
+            return bool(condition(*inputs))
+    except Exception:  # whatever it is, the model raises it again when it is traced
+        return None
+
+
+def _value_without_chance(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool | None:
+    """Return the same, or None if it takes random numbers, which are drawn once and where the model draws them."""
+    before = torch.get_rng_state()
+    value = _value(condition, inputs)
+    if torch.equal(before, torch.get_rng_state()):
+        return value
+    torch.set_rng_state(before)
+    return None
+
+
+def _excerpt(nodes: Collection[fx.Node], result: fx.Node) -> fx.GraphModule:
+    """Return the part of a graph that consists of `nodes`, which are in order."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in nodes:
+        is_input = node.op == "placeholder"
+        copies[node] = graph.placeholder(node.name) if is_input else graph.node_copy(node, copies.__getitem__)
+    graph.output(copies[result])
+    return fx.GraphModule({}, graph)
+
+
+def _cheap_ancestors(node: fx.Node) -> list[fx.Node] | None:
+    """Return `node` and what it follows from, in order; None unless it is integer and boolean inputs and a few ops."""
+    pending, seen, made_bytes = [node], set[fx.Node](), 0
     while pending:
         current = pending.pop()
         if current in seen:
             continue
         seen.add(current)
-        if len(seen) > _MOST_NODES or not _is_plain(current):
-            return False
+        made_bytes += 0 if current.op == "placeholder" else _num_bytes(current)
+        if len(seen) > _MOST_NODES or made_bytes > _MOST_BYTES or not _is_plain(current):
+            return None
         pending += current.all_input_nodes
-    return True
+    return sorted(seen)
+
+
+def _are_unchanged(nodes: Collection[fx.Node]) -> bool:
+    """Return True if nothing traced so far has written to these values, nor to others that share their memory."""
+    for node in nodes:
+        if _is_written(node) or any(changes_its_input(any_overload(user.target)) for user in node.users):
+            return False
+    own = {storage_key(_real(node)) for node in nodes if node.op == "placeholder"}
+    inputs = next(iter(nodes)).graph.find_nodes(op="placeholder")
+    written = (real_input(node) for node in inputs if _is_written(node))
+    return not any(storage_key(tensor) in own for tensor in written if tensor is not None)
+
+
+def _is_written(node: fx.Node) -> bool:
+    example = node.meta.get("example_value")
+    return isinstance(example, torch.Tensor) and (example.is_inference() or version_of(example) > 0)
+
+
+def _real(node: fx.Node) -> torch.Tensor:
+    tensor = real_input(node)
+    assert tensor is not None, "only inputs that are tensors are plain"
+    return tensor
 
 
 def _is_plain(node: fx.Node) -> bool:
     example = node.meta.get("example_value")
     if node.op == "placeholder":
-        argument = node.meta.get("grapharg")
-        real = argument.example if argument is not None else None
-        return isinstance(real, torch.Tensor) and not real.is_floating_point() and not real.is_complex()
+        tensor = real_input(node)
+        return tensor is not None and not tensor.is_floating_point() and not tensor.is_complex()
     if node.op not in ("call_function", "call_method") or not isinstance(example, torch.Tensor | int | float | bool):
         return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "_")
-    if name.startswith("rand") or name.endswith("_") or name in ("setitem", "bernoulli", "multinomial", "normal"):
-        return False
-    return not isinstance(example, torch.Tensor) or example.numel() <= _MOST_ELEMENTS
+    # What an op of the user's does, and what it remembers, is not known.
+    return getattr(any_overload(node.target), "namespace", "aten") == "aten"
 
 
-decide_branches(_expected, active=lambda: branches.active)
+def _num_bytes(node: fx.Node) -> int:
+    """Return the size of what `node` makes; views count as if they were copies."""
+    example = node.meta.get("example_value")
+    return example.numel() * example.element_size() if isinstance(example, torch.Tensor) else 0
+
+
+decide_branches(_expected, active=lambda: branches.variants is not None)

@@ -13,7 +13,7 @@ from torch import nn
 from lowtide.capture.source_lines import without_our_frames
 from lowtide.errors import InfeasibleBudgetError, InvalidModelError, LowtideError, warn
 from lowtide.pytorch.compiler.tracing import is_compiled
-from lowtide.pytorch.modules import call_in_slot, plain_call, put_in_slot
+from lowtide.pytorch.modules import call_in_slot, global_hooks, plain_call, put_in_slot
 from lowtide.runtime.backend import training_backend
 from lowtide.runtime.compiled_call import MOST_RECOMPILATIONS, Entry
 from lowtide.runtime.entry_points import ForwardOverride, between_graphs, override_forward, planned_call
@@ -26,7 +26,6 @@ from lowtide.runtime.failure_causes import (
     nothing_captured,
     refuse_context,
 )
-from lowtide.runtime.input_branches import BranchChangedError, branches
 from lowtide.runtime.log_noise import without_compiler_warnings
 from lowtide.runtime.output_tensors import output_tensors
 from lowtide.runtime.session import Session
@@ -35,8 +34,6 @@ from lowtide.settings import Settings
 
 # Few enough to warn early: at seconds each, this many are noticed.
 _MANY_RECOMPILATIONS = 6
-# Combinations of branches on inputs that are kept; with more of them, a call is cut at such branches instead.
-_MOST_ENTRIES = 8
 
 
 class Wrapped:
@@ -56,8 +53,8 @@ class Wrapped:
         self.overrides: list[ForwardOverride] = []
         self._forward: Wrapped | None = None
         self._verify = verify
-        self._entries = [self._new_entry()]
-        self._expects_branches = False
+        self._global_hooks = global_hooks()
+        self._entry = self._new_entry()
         self._warned_of_limit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -92,14 +89,18 @@ class Wrapped:
         if in_unusual_context():
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
-        if session.drop_overdrawn():
-            self._entries = [self._new_entry()]
-        before = ModelState(self.model) if not session.plans or self._expects_branches else None
+        hooks = global_hooks()
+        if session.drop_overdrawn() or hooks != self._global_hooks:
+            self._entry, self._global_hooks = self._new_entry(), hooks
+        before = ModelState(self.model) if not session.plans else None
         session.begin_call()
         try:
-            result = self._run(args, kwargs, before)
+            result = self._run(args, kwargs)
         except Exception as error:
-            self._entries[0].revive()
+            self._entry.revive()
+            if session.num_compiled > num_compiled:
+                # What was compiled ends where the error is, and later calls without the error would find it.
+                self._entry = self._new_entry()
             own = self._explain(error, args, kwargs)
             if before is not None and isinstance(own, LowtideError):
                 before.restore(self.model)
@@ -111,37 +112,17 @@ class Wrapped:
             self._watch_limit()
         return result
 
-    def _run(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
+    def _run(self, args: Any, kwargs: Any) -> Any:
         """Return the result of the compiled call; raise if no part of it was planned though it needs gradients."""
         with nullcontext() if self.session.plans else without_compiler_warnings():
-            result = self._run_entry(args, kwargs, before)
+            result = self._entry(*args, **kwargs)
         if not self.session.ran and any(tensor.requires_grad for tensor in output_tensors(result)):
             refuse_context(self.model, args, kwargs)
             raise nothing_captured(self.plain, args, kwargs, self.session.failure)
         return result
 
-    def _run_entry(self, args: Any, kwargs: Any, before: ModelState | None) -> Any:
-        """Return the result of the entry that expects the branches of this call; one is made if there is none."""
-        for number in range(_MOST_ENTRIES + 1):
-            if number == len(self._entries):
-                self._entries.append(self._new_entry(expect_branches=number < _MOST_ENTRIES))
-            entry, known = self._entries[number], branches.num_expected
-            try:
-                result = entry(*args, **kwargs)
-            except BranchChangedError:
-                assert before is not None
-                before.restore(self.model)
-                self.session.begin_call()
-                continue
-            finally:
-                # Also where the call fails after it was traced: what was captured stays.
-                self._expects_branches |= branches.num_expected > known
-            self._entries.insert(0, self._entries.pop(number))
-            return result
-        raise AssertionError("the last entry expects no branches, so it does not fail")
-
-    def _new_entry(self, *, expect_branches: bool = True) -> Entry:
-        return Entry(self.plain, training_backend(self.session), expect_branches=expect_branches)
+    def _new_entry(self) -> Entry:
+        return Entry(self.plain, training_backend(self.session), expect_branches=True)
 
     def _explain(self, error: Exception, args: Any, kwargs: Any) -> Exception:
         """Return what to raise in the place of `error`: the user's own error as it is, or one of ours."""

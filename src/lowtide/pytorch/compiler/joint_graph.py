@@ -11,6 +11,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._inductor import config as inductor_config
 from torch.fx.graph import _BoxedCodeGen
 
 # A run takes its arguments as a list and empties it, so that they are freed as the graph uses them up.
@@ -133,7 +134,8 @@ def _compile(
         partition_fn=split,
     )
     # Eager runs backward without autocast unless the caller switches it on there.
-    with config.patch(backward_pass_autocast="off"):
+    # Random numbers are drawn also where nothing reads them, as in eager: what is drawn next depends on it.
+    with config.patch(backward_pass_autocast="off"), inductor_config.patch(fallback_random=True):
         compiled: Callable[..., Any] = compile_graph(module, inputs)
     return compiled
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import OptimizedModule
 from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError
+from torch._dynamo.guards import GuardBuilder, _get_closure_vars, install_guard
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]
 from torch._dynamo.utils import counters
@@ -93,14 +95,48 @@ class Condition:
         node: fx.Node = self.variable.as_proxy().node
         return node
 
-    def value(self) -> bool:
-        """Return what it is for the inputs of the call that is traced."""
-        with torch.no_grad():
-            return bool(self.variable.get_real_value())
+    @property
+    def signature(self) -> Hashable:
+        """What all traces of one function for inputs of the same shapes have in common."""
+        output = self.translator.output
+        examples = map(real_input, output.graph.find_nodes(op="placeholder"))
+        return output.root_tx.f_code, tuple(tuple(each.shape) for each in examples if each is not None)
 
-    def call(self, target: Callable[..., Any], *args: Any) -> None:
-        """Add a call of `target` with the condition and `args` to the graph."""
-        self.translator.output.create_proxy("call_function", target, (self.variable.as_proxy(), *args), {})
+    @property
+    def trace(self) -> Hashable:
+        """The trace that is under way."""
+        return self.translator.output.compile_id
+
+    def guard(self, check: Callable[..., bool], inputs: Sequence[fx.Node], installed: Callable[[], Any]) -> None:
+        """Trace the function again at calls in which `check` is False for the values of `inputs`.
+
+        It is called before anything of the traced code runs. `installed` is called once the trace is complete.
+        """
+        sources = [node.meta["grapharg"].source for node in inputs]
+        install_guard(sources[0].make_guard(partial(_add_guard, check, sources, installed)))
+
+
+def _add_guard(
+    check: Callable[..., bool],
+    sources: Sequence[Any],
+    installed: Callable[[], Any],
+    builder: GuardBuilder,
+    guard: Any,
+) -> None:
+    del guard
+    installed()
+    name = f"lowtide_check_{id(check)}"
+    call = f"{name}({', '.join(source.name for source in sources)})"
+    known = {**_get_closure_vars(), name: check}
+    builder.add_python_lambda_leaf_guard_to_root([call], [f"{call}  # a branch on the contents of inputs"], known)
+
+
+def real_input(node: fx.Node) -> torch.Tensor | None:
+    """Return the tensor that an input of the traced graph stands for, or None if it is a number or anything else."""
+    argument = node.meta.get("grapharg")
+    if argument is None or argument.pass_arg_as_tensor:
+        return None
+    return argument.example if isinstance(argument.example, torch.Tensor) else None
 
 
 Decide = Callable[[Condition], bool | None]
