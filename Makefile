@@ -87,8 +87,8 @@ bench-chain: .venv/.installed-dev ## chains of blocks: LSTM, 1,001 layers, again
 bench-published: .venv/.installed-dev ## seven points on published graphs; GRAPHS=folder
 	$(BIN)/python benchmarks/published.py $(if $(GRAPHS),--graphs $(GRAPHS))
 
-bench-same: .venv/.installed-dev ## same answers, same planning seconds as another checkout; OTHER=its folder
-	$(BIN)/python benchmarks/same_answers.py --other $(OTHER)
+bench-same: .venv/.installed-zoo ## the same problems planned by two source trees; OTHER=path/to/src, GRAPHS=folder
+	$(BIN)/python benchmarks/same_answers.py --other $(OTHER) $(if $(GRAPHS),--graphs $(GRAPHS))
 
 bench-referee: .venv/.installed-zoo ## one small model per architecture of transformers and timm against eager; hours, can be resumed
 	$(BIN)/python benchmarks/referee.py --jobs 2
