@@ -42,7 +42,7 @@ def takes_graphs(target: Any) -> bool:
 
 def any_overload(target: Any) -> Any:
     """Return one of the overloads of an op that is called without saying which; anything else as it is."""
-    return getattr(target, target.overloads()[0]) if isinstance(target, OpOverloadPacket) else target
+    return getattr(target, target.overloads()[0]) if isinstance(target, OpOverloadPacket) else target  # type: ignore[no-untyped-call]
 
 
 def op_name(target: Any) -> str:

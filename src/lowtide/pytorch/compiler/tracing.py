@@ -105,7 +105,8 @@ class Condition:
     @property
     def trace(self) -> Hashable:
         """The trace that is under way."""
-        return self.translator.output.compile_id
+        trace: Hashable = self.translator.output.compile_id
+        return trace
 
     def guard(self, check: Callable[..., bool], inputs: Sequence[fx.Node], installed: Callable[[], Any]) -> None:
         """Trace the function again at calls in which `check` is False for the values of `inputs`.
