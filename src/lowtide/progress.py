@@ -11,7 +11,7 @@ from types import TracebackType
 Progress = Callable[[str], None]
 
 # Work that takes less shows nothing: a line that flashes up tells nobody anything.
-_FIRST_SECONDS = 1.0
+_SHOWN_AFTER_SECONDS = 1.0
 # The line is cut to this width, so that it does not wrap in a usual terminal and can be overwritten.
 _WIDTH = 100
 
@@ -42,7 +42,7 @@ class ProgressLine:
     def __call__(self, message: str) -> None:
         """Show `message` and the seconds since the start."""
         seconds = time.monotonic() - self._start
-        if not sys.stderr.isatty() or seconds < _FIRST_SECONDS:
+        if not sys.stderr.isatty() or seconds < _SHOWN_AFTER_SECONDS:
             return
         self._shown = True
         sys.stderr.write("\r" + f"lowtide: {message} ({seconds:.0f} s)"[:_WIDTH].ljust(_WIDTH))

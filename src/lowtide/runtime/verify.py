@@ -55,7 +55,7 @@ class ModelState:
         with torch.no_grad():
             for name, buffer in model.named_buffers() if model is not None else ():
                 # One that is written to, be it with what it has, is no longer what an earlier call has saved.
-                if name in self.buffers and not torch.equal(buffer, self.buffers[name]):
+                if not buffer.is_meta and not torch.equal(buffer, self.buffers[name]):
                     buffer.copy_(self.buffers[name])
         for module, attributes in self.attributes:
             if _simple_attributes(module) != attributes:
