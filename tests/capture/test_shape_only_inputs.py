@@ -67,9 +67,9 @@ def assert_reads_shape_alone(target: Any, args: tuple[Any, ...], position: int) 
     """Raise unless `target` makes the same bits in the same layout whatever numbers the argument has."""
     x, expected = args[position], results(target, *args)
     others = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).fill_(number) for number in (torch.nan, 1e4)]
-    hollow = device.untouched_zeros(x.shape, x.stride(), x.dtype)
-    assert hollow is not None
-    for other in (*others, hollow):
+    untouched = device.untouched_zeros(x.shape, x.stride(), x.dtype)
+    assert untouched is not None
+    for other in (*others, untouched):
         found = results(target, *args[:position], other, *args[position + 1 :])
         for one, two in zip(expected, found, strict=True):
             assert torch.equal(one, two)
@@ -138,7 +138,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.skipif(not STATUS.exists(), reason="the system does not say how much memory a process has")
-def test_hollow_tensors_take_no_memory() -> None:
+def test_untouched_zeros_take_no_memory() -> None:
     before = resident_bytes()
     tensor = device.untouched_zeros((1 << 14, 1 << 14), (1 << 14, 1), torch.float32)
     assert tensor is not None
@@ -148,7 +148,7 @@ def test_hollow_tensors_take_no_memory() -> None:
     assert lowtide.measure_peak(lambda: device.untouched_zeros((1 << 14, 1 << 14), (1, 1 << 14), torch.float64)) < 100
 
 
-def test_hollow_tensors_have_the_shape_asked_for() -> None:
+def test_untouched_zeros_have_the_shape_asked_for() -> None:
     small = device.untouched_zeros((2, 3, 4), (12, 1, 3), torch.bfloat16)
     assert small is not None
     assert (small.shape, small.stride(), small.dtype) == ((2, 3, 4), (12, 1, 3), torch.bfloat16)
@@ -158,7 +158,7 @@ def test_hollow_tensors_have_the_shape_asked_for() -> None:
     assert not large.any()
 
 
-def test_only_the_cpu_has_hollow_tensors() -> None:
+def test_only_the_cpu_has_untouched_zeros() -> None:
     assert device.has_untouched_zeros("cpu")
     assert not device.has_untouched_zeros("cuda")
     with pytest.raises(InvalidInputError):
@@ -257,7 +257,7 @@ def test_the_input_of_a_frozen_layer_is_not_kept() -> None:
     assert traced.saved_bytes - plan.saved_bytes == 4 * one
 
 
-def test_hollow_tensors_are_no_state_of_the_model() -> None:
+def test_stand_ins_are_no_state_of_the_model() -> None:
     model = Layers()
     keys = list(model.state_dict())
     lowtide.wrap(model, budget="80%", costs="analytic")
@@ -308,7 +308,7 @@ def test_whatever_gradients_come(loss: Callable[[Any], Tensor]) -> None:
     assert_exact(TwoResults(), batches(2, 3, 12, 12), loss=loss)
 
 
-def hollowed(function: Callable[..., Any], *args: Tensor) -> fx.GraphModule:
+def with_stand_ins(function: Callable[..., Any], *args: Tensor) -> fx.GraphModule:
     module = make_fx(function, tracing_mode="fake")(*args)
     for _ in range(2):  # the second time there is nothing left to do
         replace_shape_only_inputs(module)
@@ -317,7 +317,7 @@ def hollowed(function: Callable[..., Any], *args: Tensor) -> fx.GraphModule:
     return module
 
 
-def num_hollow(module: fx.GraphModule) -> int:
+def num_stand_ins(module: fx.GraphModule) -> int:
     return sum(is_stand_in(node) for node in module.graph.nodes)
 
 
@@ -331,8 +331,8 @@ def test_one_for_each_layout() -> None:
         return of_input(x, x.sin(), weight) + of_input(x, x.cos(), weight) + of_input(wide, wide.cos(), weight).sum()
 
     args = numbers(2, 8, 9, 9), numbers(8, 8, 1, 1), numbers(2, 8, 5, 5)
-    module = hollowed(function, *args)
-    assert num_hollow(module) == 2
+    module = with_stand_ins(function, *args)
+    assert num_stand_ins(module) == 2
     assert torch.equal(module(*args), function(*args))
 
 
@@ -352,8 +352,8 @@ def test_what_somebody_reads_stays() -> None:
 
     args = numbers(2, 8, 9, 9), numbers(8, 8, 1, 1)
     for function in (both, twice, part):
-        module = hollowed(function, *args)
-        assert num_hollow(module) == 0
+        module = with_stand_ins(function, *args)
+        assert num_stand_ins(module) == 0
         assert torch.equal(module(*args), function(*args))
 
 

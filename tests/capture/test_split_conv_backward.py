@@ -19,7 +19,7 @@ from lowtide.errors import InfeasibleBudgetError
 from lowtide.graph.ir import Graph
 
 BACKWARD = "aten.convolution_backward.default"
-SPLIT, HOLLOW = (
+SPLIT, SHAPE_ONLY = (
     "lowtide.capture.build_program.split_convolutions",
     "lowtide.capture.build_program.replace_shape_only_inputs",
 )
@@ -352,7 +352,7 @@ def recomputed(plan: lowtide.Plan) -> set[str]:
 def test_one_gradient_is_made_again_without_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     how = {"budget": 480_000, "planner": "greedy", "costs": "analytic"}
     x = torch.randn(2, 3, 32, 32)
-    monkeypatch.setattr(HOLLOW, together)
+    monkeypatch.setattr(SHAPE_ONLY, together)
     apart = lowtide.plan(Taper(), (x,), **how)
     monkeypatch.setattr(SPLIT, together)
     joint = lowtide.plan(Taper(), (x,), **how)

@@ -187,7 +187,7 @@ def cheapest_division(tree: DivisionTree) -> int:
     stored = tree.graph.stored
 
     def options(number: int) -> set[tuple[frozenset[int], int]]:
-        """Return every way to solve a node: vertices kept inside it, and cost of its dearest segment."""
+        """Return every way to solve a node: vertices kept inside it, and cost of its most expensive segment."""
         node = tree.nodes[number]
         found = {(frozenset(), node.cost)}
         if node.kind in (BRANCH, COMPLICATED):
@@ -213,4 +213,4 @@ def cheapest_division(tree: DivisionTree) -> int:
             found = {(one | other, max(a, b)) for one, a in found for other, b in part}
         return found
 
-    return min(sum(stored[vertex] for vertex in kept) + dearest for kept, dearest in options(0))
+    return min(sum(stored[vertex] for vertex in kept) + costliest for kept, costliest in options(0))

@@ -123,8 +123,8 @@ def test_greedy_never_beats_the_oracle_on_marked_graphs(problem):
 def test_the_oracle_comparison_can_fail():
     graph, costs = samples.training_chain(4)
     problem = Problem(graph, costs, 10**6)
-    dear = BruteForce().propose(Problem(graph, costs, 400)).schedule
-    assert problem.price(dear).seconds > problem.price(BruteForce().propose(problem).schedule).seconds
+    slower = BruteForce().propose(Problem(graph, costs, 400)).schedule
+    assert problem.price(slower).seconds > problem.price(BruteForce().propose(problem).schedule).seconds
 
 
 def test_oracle_on_a_chain_by_hand():

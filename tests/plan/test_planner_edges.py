@@ -83,7 +83,7 @@ SAMPLES: dict[str, Callable[[], Sample]] = {
     "hardly any seconds": lambda: layers(4, seconds=5e-324),
     "all pinned": lambda: layers(4, pinned="it has an effect"),
     "all random": lambda: layers(4, random=True, replay_bytes=16),
-    "states dearer than values": lambda: layers(4, random=True, replay_bytes=1000),
+    "states larger than values": lambda: layers(4, random=True, replay_bytes=1000),
     "forward alone": lambda: one_phase(forward=True),
     "backward alone": lambda: one_phase(forward=False),
     "very large": lambda: layers(4, size=MOST_BYTES // 10),

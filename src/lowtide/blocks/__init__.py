@@ -13,7 +13,8 @@ A training call of a chain goes through these files, in this order:
 5. Each step runs a position: `block/block_graph` is the autograd graph of that run alone, `block/deferred_saves`
    lets a repeated run stop early, and `block/side_effects` and `python_state` make it see what the first run saw.
 
-`policy` has all tuned numbers, `block/tensor_spec` the small words that all share.
+`policy` has the tuned numbers, except how often a block is timed, which `costs/clock` has. `block/tensor_spec` has the
+types and small functions that all share.
 """
 
 from lowtide.pytorch.required import check_pytorch

@@ -210,7 +210,7 @@ class PlannedBlocks:
         return result, [tuple(rows[k : k + self.emits]) for k in range(0, len(rows), self.emits)]
 
     def _watched(self) -> tuple[tuple[Any, ...], list[Tensor]]:
-        """Return what the blocks are at present, to compare, and all their parameters."""
+        """Return what a program depends on in the blocks (modes, identities of tensors), and all their parameters."""
         if child_ids(self._modules) != self._children:
             self._modules = _all_modules(self._roots)
             self._children = child_ids(self._modules)

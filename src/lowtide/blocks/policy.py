@@ -1,4 +1,4 @@
-"""Every tuned number of running block by block, with what it trades."""
+"""The tuned numbers of running block by block, with what each trades; those of timing are in `costs.clock`."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class CapturedGraph:
 
 
 def capture(joint: JointGraph, *, losses_only: bool) -> CapturedGraph:
-    """Return the captured graph of `joint`, which it takes over.
+    """Return the captured graph of `joint`, whose module is normalised in place.
 
     Args:
         joint: As AOTAutograd has traced it.

@@ -172,9 +172,10 @@ def _exchanged(items: Sequence[Any], places: Sequence[int], item: Any) -> list[A
 
 
 def _count_reads(reader: fx.Node, places: Sequence[int]) -> int:
-    """Return how often autograd sees the arguments at `places` read, or 0; what is made of ops may read several times.
+    """Return how often autograd sees the arguments at `places` read, or 0 if that is not known.
 
-    Such are `F.rms_norm(x)`, and `F.scaled_dot_product_attention(x, x, x)`. Tried out on tensors without data.
+    A function of several ops may read one several times, such as `F.rms_norm(x)`. It is tried out on tensors without
+    data.
     """
     call = _call_of(reader)
     examples = [source.meta.get("example_value") for source in _sources(reader)]
@@ -193,7 +194,7 @@ def _detached(example: Any) -> torch.Tensor:
 
 
 def _call_of(reader: fx.Node) -> Callable[..., Any] | None:
-    """Return what the node calls, or None if it must not be called just so: it runs graphs, or writes to arguments."""
+    """Return what the node calls, or None if it cannot be tried out: it runs graphs, or writes to arguments."""
     name = reader.target if isinstance(reader.target, str) else getattr(reader.target, "__name__", "_")
     if name.endswith("_") or name in ("setitem", *_IN_PLACE) or "out" in reader.kwargs:
         return None

@@ -118,7 +118,7 @@ class LoweredVariant:
         lowered: The graphs.
         missing: Positions of the tangents that the plan expects not to come.
         backward_without: Builds the backward graph for other tangents to be missing.
-        observers: See the runs of the planned graphs; the last one sees them first.
+        observers: See the runs of the planned graphs; the last one is the outermost.
         on_forward: Is told of each forward run, with its autograd node or None.
     """
 

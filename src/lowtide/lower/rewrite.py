@@ -1,6 +1,6 @@
-"""Program and schedule to forward and backward graphs.
+"""From a program and a schedule to the forward and the backward graph that run it.
 
-With fx execution the order of nodes is the lifetime of tensors: generated code drops each name after its last use. So
+The order of fx nodes decides how long tensors live: generated code drops each name after its last use. So
 running ops in the schedule's order, taking tuples apart at once and emitting views just before their first use makes
 the program allocate and free exactly what the simulator says.
 """

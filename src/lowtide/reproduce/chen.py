@@ -123,7 +123,7 @@ def sublinear(network: Network, search: str = "code") -> tuple[Schedule, Segment
     return min(priced, key=lambda pair: footprint(network, pair[0]))
 
 
-def keep_dear(network: Network, segments: Segments, limit_bytes: int) -> Schedule:
+def keep_expensive(network: Network, segments: Segments, limit_bytes: int) -> Schedule:
     """Return the plan of `segments` with what costs most seconds per byte kept as well, while it fits the limit.
 
     What follows the last border comes first: backward begins there, so recomputing it frees nothing.
@@ -246,7 +246,7 @@ def _resnet_rows(figures: _Figures, expected: Mapping[str, float]) -> list[Row]:
 def _headline_rows(figures: _Figures) -> list[Row]:
     """Return what our plan makes of the paper's 7 GB, and what the parameters add to its own."""
     network = figures.network
-    plan = keep_dear(network, figures.segments, _HEADLINE_BYTES)
+    plan = keep_expensive(network, figures.segments, _HEADLINE_BYTES)
     name = "sublinear, most expensive results kept within 7 GB"
     weights = 2 * network.parameter_bytes / _GIB
     note = "the program's segments; what costs most seconds per byte to recompute is kept while 7e9 bytes allow"
@@ -287,7 +287,7 @@ def _lstm_rows(figures: _Figures) -> list[Row]:
         rows.append(figures.row(f"sharing / {name}", gib[_SHARING] / gib[name], "times", float(_LSTM_GAIN), note))
         rows.append(figures.time_row(name, plan, 30.0, _TIME_NOTE))
     if len(network.graph.ops) <= _QUICK_OPS:
-        plan = keep_dear(network, figures.segments, int(gib[_SHARING] * _GIB / _LSTM_GAIN))
+        plan = keep_expensive(network, figures.segments, int(gib[_SHARING] * _GIB / _LSTM_GAIN))
         name = "sublinear, most expensive results kept within a quarter of sharing"
         rows.append(figures.row(name, footprint(network, plan) / _GIB, "GiB", note="no published figure"))
         rows.append(figures.time_row(name, plan, 30.0, "as above"))

@@ -40,6 +40,7 @@ def lowtide_backend(
     """
     if other:
         raise InvalidInputError(f"The lowtide backend does not know {sorted(other)}; pass options={{'budget': ...}}.")
+    # Each graph has a session of its own: the compiler does not say which graphs make up a call.
     # What others compile is run by autograd as usual, which fills missing gradients with zeros.
     return training_backend(Session(Settings.from_options(options)), losses_only=False)(module, example_inputs)
 
@@ -83,7 +84,7 @@ def planning_backend(session: Session) -> Backend:
 
 @contextmanager
 def _capturing(module: fx.GraphModule, inputs: Sequence[Any], session: Session) -> Iterator[None]:
-    """Trace the ops that eager runs, and note why a graph fails: the compiler may skip it and go on with the next."""
+    """Trace calls of the kernels that eager runs; note why a graph fails: the compiler may skip it and go on."""
     check_inputs(inputs)
     with keeping_kernels(), without_compiler_warnings():
         try:

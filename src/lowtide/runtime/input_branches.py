@@ -45,7 +45,7 @@ Variants = defaultdict[Hashable, set[Hashable]]
 
 
 class Branches(threading.local):
-    """The traces so far where branches are expected in this thread now, else None."""
+    """For each thread, the traces so far if branches are expected in it now, else None."""
 
     variants: Variants | None = None
 
@@ -55,7 +55,7 @@ branches = Branches()
 
 @contextmanager
 def expecting_branches(variants: Variants | None) -> Iterator[None]:
-    """Trace branches as eager takes them in this thread, and note it in `variants`, unless it is None."""
+    """Trace branches in this thread as eager takes them, and note the traces in `variants`; not if that is None."""
     before = branches.variants
     branches.variants = variants
     asked = _questions(len(sys.modules)) if variants is not None else ()
@@ -74,12 +74,12 @@ _asked: dict[tuple[str, str], tuple[Any, str, Any]] = {}
 
 @lru_cache(maxsize=1)
 def _questions(num_modules: int) -> tuple[tuple[Any, str, Any], ...]:
-    """Return where models ask whether they are traced: module, name and function; looked up when modules have come."""
+    """Return where models ask whether they are traced: module, name and function; looked up again after imports."""
     del num_modules
     for where, module in list(sys.modules.items()):
         if where.startswith(_MODELS):
             found = ((where, name, vars(module).get(name)) for name in _QUESTIONS)
-            # Another thread may be in a call, and have its answer there at the moment.
+            # While another thread is in a call, `_no` is there, which is not the original.
             _asked.update(
                 {(where, name): (module, name, f) for where, name, f in found if callable(f) and f is not _no}
             )
@@ -130,7 +130,7 @@ def _value(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool 
 
 
 def _value_without_chance(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool | None:
-    """Return the same, or None if it takes random numbers, which are drawn once and where the model draws them."""
+    """Return the value of a condition; None also if it draws random numbers, which only the model's own run may do."""
     before = torch.get_rng_state()
     value = _value(condition, inputs)
     if torch.equal(before, torch.get_rng_state()):

@@ -106,7 +106,7 @@ def choose_variants(planned: PlannedGraph) -> BackwardVariants:
 
 
 def _kept_in_any_case(program: Program, schedule: Schedule) -> frozenset[ValueId]:
-    """Return what is saved by the plan, and what forward draws at random and the plan does not replay."""
+    """Return what the plan saves, and the random results of forward for which it keeps no generator state."""
     graph = program.graph
     replayed = repeated_ops(schedule)
     drawn = [op for op in graph.forward if graph.ops[op].random and op not in replayed]

@@ -59,7 +59,7 @@ class Session:
         self._breaks = num_graph_breaks()
 
     def end_call(self) -> None:
-        """Fix what percentages are of; warn if the call was captured in parts, or not all of it was."""
+        """Note what percentages are of from now on; warn if the call was captured in parts, or not all of it was."""
         self._whole_bytes = self._whole_bytes or unplanned_step_bytes(self._calls_plans)
         graphs, breaks = len(self._calls_plans), num_graph_breaks() - self._breaks
         self._calls_plans = []

@@ -165,8 +165,8 @@ def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Mod
         )
     if call_in_slot(model) is not None and wrapped_of(model) is None:
         raise InvalidModelError("The model was compiled in place by model.compile(); wrap a model that was not.")
-    # The bound method, not the model: a call of the model would come back here.
     unwrap_module(model)
+    # The bound method, not the model: a call of the model would come back here.
     wrapped = Wrapped(plain_call(model), model, Session(settings, verifies=verify), verify=verify)
     put_in_slot(model, wrapped)
     wrapped.overrides = override_forward(model, wrapped.call_forward, wrapped.trains)

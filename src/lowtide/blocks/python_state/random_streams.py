@@ -27,7 +27,7 @@ def _streams() -> list[Holder]:
 
 
 def read_streams() -> StreamStates:
-    """Return the states of the global random_devices of Python and of numpy, if it is there."""
+    """Return the states of the global generators of Python and of numpy, if it is there."""
     return tuple(stream.read() for stream in _streams())
 
 

@@ -48,8 +48,8 @@ class Auto(AbstractPlanner):
     Attributes:
         planners: The planners to run first, by name; earlier ones win ties.
         slow: Those of them that are left out for large graphs.
-        late: Those of them that, but for small graphs, are only asked if nothing else fits, and left out for those of
-            more than 1,000 ops.
+        late: Those of them that are asked only if nothing else fits, except for small graphs; for graphs of more than
+            1,000 ops they are left out.
         effort: How much work to do, 1 by default; 10 is thorough.
         gap: The search ends when the overhead, as a share of the step, is within this of the proved bound, or within a
             tenth of the overhead if that is less; beyond 500 ops, up to an effort of 1, the gap is taken to be larger

@@ -71,7 +71,7 @@ class ProofPolicy:
         max_ops: Above this number of ops nothing is proved: the programs take too long. Set on bench-scaling.
         process_min_ops: Up to this number of ops the proof runs in a thread: a process takes as long to start as such a
             graph takes to plan. Set on bench-plan.
-        process_min_seconds: Nor is a process started for a time limit of at most so many seconds.
+        process_min_seconds: With a time limit of at most so many seconds the proof runs in a thread, too.
         large_share: The share of its work that the proof gets in large graphs, whose first relaxations take long. Set
             on bench-scaling.
         infeasible_proof_work: Work of the proof in a round while nothing fits: all that can be proved then is that

@@ -64,7 +64,7 @@ class ProofState:
         return math.isinf(self.bound) or (self.impossible and self.is_about_given)
 
     def add_bound(self, bound: float) -> None:
-        """Take `bound`, proved about that order, if it is higher than what was known."""
+        """Take `bound`, proved about the order that the proof is about, if it is higher than what was known."""
         if self.is_about_given:
             self._bound_of_given = max(self._bound_of_given, bound)
             self.impossible |= math.isinf(bound)
@@ -76,7 +76,7 @@ class ProofState:
         return self.impossible or overhead - self._bound_of_given <= EQUAL
 
     def bound_for(self, order: tuple[OpId, ...], overhead: float) -> float:
-        """Return what is proved for a schedule with that order and `overhead`, or 0 if nothing is about such ones.
+        """Return what is proved for a schedule with that order and `overhead`, or 0 if nothing is proved.
 
         What is proved about another order counts only where the given one is beaten: else it may have better schedules.
         """
@@ -143,5 +143,5 @@ class ProofState:
 
     @property
     def suggested_schedule(self) -> Schedule | None:
-        """What that solution does, as a schedule of `about`, if there is one; it may not fit."""
+        """What the solution behind the proof does, as a schedule of `about`, if there is one; it may not fit."""
         return self._prover.suggested_schedule

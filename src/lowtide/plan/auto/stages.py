@@ -63,7 +63,7 @@ class Task:
 
     @property
     def seconds_left(self) -> float:
-        """The seconds left, a few at least."""
+        """The seconds left, a tenth of one at least."""
         return max(0.1, self.deadline - time.perf_counter())
 
 
@@ -202,8 +202,8 @@ class Stages:
         wide = self._orders.fits and self._open_gap > POLICY.gaps.wide
         searches = [*planned.searches]
         if self._choice.is_economical:
-            # To start at plain training takes long in large graphs and wins rarely. Where the gap is wide, nor does
-            # starting at the solution of the proof pay: such graphs are searched too slowly to be caught.
+            # To start at plain training takes long in large graphs and wins rarely. Where the gap is wide, to start at
+            # the solution behind the proof does not pay either: such graphs are searched too slowly to be caught.
             kept = [each for each in searches if each[0] is not SearchStart.PLAIN]
             searches = [(SearchStart.BEST if wide else start, work) for start, work in kept]
         if wide:
