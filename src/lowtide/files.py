@@ -1,10 +1,9 @@
-"""Files that are replaced in one step, and the folder for caches."""
+"""Files that are replaced in one step."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,23 +44,3 @@ def write_json(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
         replace_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise PlanFileError(f"Cannot write {os.fspath(path)!r}: {error.strerror}.") from None
-
-
-def cache_dir() -> Path:
-    """Return the folder of the cache; it need not exist."""
-    if chosen := os.environ.get("LOWTIDE_CACHE_DIR"):
-        return Path(chosen)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or _home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = _home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or _home() / ".cache"
-    return Path(base) / "lowtide"
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError:  # an account without a home directory
-        return Path(tempfile.gettempdir())

@@ -9,7 +9,6 @@ before the recording began. A block from before that is freed meanwhile therefor
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from lowtide.device import Device, as_device, synchronize
+from lowtide.environment import hide_profiler_messages
 from lowtide.errors import MeasureError
 from lowtide.pytorch.profiler import is_profiled, recorded_allocations, start_recording, stop_recording
 
@@ -195,8 +195,7 @@ def record(fn: Callable[[], object], device: torch.device) -> tuple[Allocation, 
     """Return the allocator calls on `device` while `fn()` runs in this thread, by time."""
     if is_profiled():
         raise MeasureError("Memory cannot be measured while a profiler is active: leave its `with` block first.")
-    # Kineto writes two lines to stderr per session unless told not to before its first one.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    hide_profiler_messages()
     session = profile(use_device=device.type if device.type == "cuda" else None, profile_memory=True, use_kineto=True)
     with session:
         fn()

@@ -20,7 +20,8 @@ from lowtide.testing.import_graph import (
 # From the bottom up: a part may import those before it.
 LAYERS = {
     "lowtide": (
-        *("errors", "units", "files", "text_table", "progress", "graph", "schedule", "plan", "analysis", "report"),
+        *("errors", "environment", "units", "files", "text_table", "progress"),
+        *("graph", "schedule", "plan", "analysis", "report"),
         *("pytorch", "device", "measure", "capture", "costs", "lower", "settings", "blocks", "runtime"),
         *("api", "chains", "integrations", "reproduce", "testing", "cli", "__main__"),
     ),

@@ -8,9 +8,9 @@ import pytest
 
 from lowtide.costs import cache
 from lowtide.costs.cache import CostCache, clear
-from lowtide.costs.op import OpCost
+from lowtide.costs.op_signature import OpCost
+from lowtide.environment import cache_dir
 from lowtide.errors import LowtideWarning
-from lowtide.files import cache_dir
 
 COST = OpCost(0.25, 1024)
 

@@ -7,7 +7,7 @@ import torch
 from helpers.cost_cases import CPU, FAKE, aten, call, fake, index, mask, mixed_ops, ops, program
 from lowtide.costs import clock, measured
 from lowtide.costs.measured import materialize
-from lowtide.costs.op import signature
+from lowtide.costs.op_signature import signature
 from lowtide.costs.resolve import resolve_costs
 from lowtide.errors import InvalidGraphError, InvalidOptionError, LowtideWarning, MeasureError
 from lowtide.graph.costs import Costs

@@ -74,7 +74,7 @@ def test_ops_that_run_graphs_keep_the_budget(make: Any, share: float) -> None:
 
 
 def test_two_graphs_of_one_shape_are_told_apart() -> None:
-    from lowtide.costs.op import graph_digest
+    from lowtide.costs.op_signature import graph_digest
 
     one, other = torch.fx.symbolic_trace(lambda x: x.sin()), torch.fx.symbolic_trace(lambda x: x.cos())
     assert graph_digest(one) == graph_digest(torch.fx.symbolic_trace(lambda x: x.sin()))

@@ -1,10 +1,14 @@
-"""From the joint fx graph that AOTAutograd hands over to a `Program`."""
+"""From the joint graph that AOTAutograd hands over to programs that can be planned.
+
+There is one program for every set of gradients that may come. They share the forward ops, so that one forward graph
+can serve the backward of each.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,9 +25,10 @@ from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_ta
 from lowtide.capture.shape_only_inputs import is_stand_in, replace_shape_only_inputs
 from lowtide.capture.source_lines import source_line
 from lowtide.capture.split_conv_backward import split_convolutions
-from lowtide.errors import CaptureError
+from lowtide.capture.unused_tangents import unlikely_tangents, without_tangents
+from lowtide.errors import CaptureError, warn
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
-from lowtide.pytorch.compiler.joint_graph import mutated_input
+from lowtide.pytorch.compiler.joint_graph import JointGraph, mutated_input
 from lowtide.pytorch.nested import tensors_in
 from lowtide.pytorch.ops import op_name
 from lowtide.pytorch.storages import storage_bytes, storage_key
@@ -372,3 +377,44 @@ def _module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return _ITEM.sub(r".\g<name>", _ROOT.sub("", path)).lstrip(".")
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """A joint graph and its program.
+
+    Attributes:
+        joint: The joint graph, normalised.
+        program: The program for all gradients to come.
+        unlikely: Positions of the tangents that are not expected to come.
+    """
+
+    joint: JointGraph
+    program: Program
+    unlikely: frozenset[int]
+
+    def without(self, missing: frozenset[int]) -> Program:
+        """Return the program for the tangents at `missing` not to come; it has the forward ops of `program`."""
+        if not missing:
+            return self.program
+        return _program(without_tangents(self.joint.module, missing), self.joint, like=self.program)
+
+
+def capture(joint: JointGraph, *, losses_only: bool) -> CapturedGraph:
+    """Return the captured graph of `joint`, whose module is normalised in place.
+
+    Args:
+        joint: As AOTAutograd has traced it.
+        losses_only: Expect gradients for scalar outputs alone, where there are any.
+    """
+    if any(node.meta.get("recompute") is not None for node in joint.module.graph.nodes):
+        warn(
+            "The model checkpoints parts of itself (torch.utils.checkpoint). The budget decides instead: lowtide plans "
+            "the whole graph as if it did not."
+        )
+    program = _program(joint.module, joint)
+    return CapturedGraph(joint, program, unlikely_tangents(joint.module) if losses_only else frozenset())
+
+
+def _program(module: fx.GraphModule, joint: JointGraph, like: Program | None = None) -> Program:
+    return make_program(module, num_forward_outputs=joint.num_forward_outputs, parameters=joint.parameters, like=like)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
+from lowtide.environment import show_compiler_messages
 from lowtide.errors import InfeasibleBudgetError, LowtideError
 
 FAILED, WRONG_ARGUMENTS, DOES_NOT_FIT, INTERRUPTED = 1, 2, 3, 130
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_.code if isinstance(exit_.code, int) else WRONG_ARGUMENTS
     if options.debug:
         # PyTorch's own messages are wanted, too.
-        os.environ.setdefault("LOWTIDE_DEBUG", "1")
+        show_compiler_messages()
     try:
         code: int = options.run(options)
         sys.stdout.flush()

@@ -27,7 +27,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show or clear the cache; return the exit code."""
     from lowtide.costs import cache as costs
-    from lowtide.files import cache_dir
+    from lowtide.environment import cache_dir
     from lowtide.plan.plan_cache import plan_store
 
     store = plan_store()

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from lowtide.capture.fused_op import Call, one_by_one
 from lowtide.costs.device_table import DeviceFigures, device_figures
-from lowtide.costs.op import Calls, OpCost, signature
+from lowtide.costs.op_signature import Calls, OpCost, signature
 from lowtide.graph.costs import Costs
 from lowtide.pytorch.fake_tensors import FakeTensor, FakeTensorMode
 from lowtide.pytorch.nested import tensors_in

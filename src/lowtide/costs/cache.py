@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowtide.costs.op import OpCost
+from lowtide.costs.op_signature import OpCost
+from lowtide.environment import cache_dir
 from lowtide.errors import LowtideWarning
-from lowtide.files import cache_dir, replace_text
+from lowtide.files import replace_text
 
 # To be raised when figures measured by an earlier lowtide no longer mean the same.
 _VERSION = 2

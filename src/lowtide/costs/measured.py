@@ -21,7 +21,7 @@ from lowtide.costs.analytic import estimate
 from lowtide.costs.cache import CostCache
 from lowtide.costs.clock import OPS, seconds_of
 from lowtide.costs.device_table import nearest
-from lowtide.costs.op import Calls, OpCost, signature, takes_graphs, target_name
+from lowtide.costs.op_signature import Calls, OpCost, signature, takes_graphs, target_name
 from lowtide.errors import LowtideWarning, MeasureError
 from lowtide.graph.costs import Costs
 from lowtide.measure import run_with_peak

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lowtide.costs.analytic import analytic_costs
 from lowtide.costs.device_table import DEVICES, recognise
 from lowtide.costs.measured import measure_costs
-from lowtide.costs.op import Calls
+from lowtide.costs.op_signature import Calls
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.costs import Costs, check_costs
 from lowtide.progress import Progress, silent

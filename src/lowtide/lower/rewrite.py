@@ -16,35 +16,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide import device as devices
 from lowtide.capture.fused_op import written_over
 from lowtide.capture.program import Program, Tail, is_getitem
 from lowtide.capture.recompute_rules import is_foreign
 from lowtide.capture.shape_only_inputs import is_stand_in
 from lowtide.graph.ir import OpId, ValueId
 from lowtide.lower.early_accumulation import RunningBackward, accumulate_early
+from lowtide.lower.random_replay import replay_random, take_rng_state
 from lowtide.pytorch.dispatch_modes import without_modes
 from lowtide.pytorch.fake_tensors import FakeTensor, fake_mode_of
 from lowtide.pytorch.profiler import recorded_as
 from lowtide.schedule.steps import Schedule
-
-
-def take_rng_state(device: torch.device) -> torch.Tensor:
-    """Return the present state of the generator of `device`."""
-    return devices.get_rng_state(device)
-
-
-def replay_random(
-    target: Callable[..., Any], state: torch.Tensor, where: torch.device, /, *args: Any, **kwargs: Any
-) -> Any:
-    """Return `target(*args, **kwargs)` run with the generator in `state`; the generator is left as it was."""
-    present = devices.get_rng_state(where)
-    devices.set_rng_state(state, where)
-    try:
-        return target(*args, **kwargs)
-    finally:
-        devices.set_rng_state(present, where)
-
 
 # A traced stride can differ from the real one; there a view must become a copy instead of an error.
 _RELAXED: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.default}

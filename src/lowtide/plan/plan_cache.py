@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import warnings
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from lowtide.environment import cache_dir, plan_cache_is_on
 from lowtide.errors import LowtideError, LowtideWarning
-from lowtide.files import cache_dir, replace_text
+from lowtide.files import replace_text
 from lowtide.graph.io import costs_to_dict, graph_to_dict, read_fields, read_float, read_ids, read_int, read_str
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
@@ -185,7 +185,7 @@ def plan_store() -> PlanStore:
 
 def solve_once(problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
     """Return the plan that `planner` makes for `problem`, or made for the very same one before."""
-    if os.environ.get("LOWTIDE_PLAN_CACHE", "1") in ("0", ""):
+    if not plan_cache_is_on():
         return solve(problem, planner, progress=progress)
     store = plan_store()
     found = store.get(problem, planner)

@@ -7,16 +7,15 @@ that others run, in this thread or another, are not touched.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lowtide.environment import shows_compiler_messages
 from lowtide.errors import LowtideWarning
 
-DEBUG_VARIABLE = "LOWTIDE_DEBUG"
 _PACKAGES = ("torch._dynamo", "torch._functorch", "torch._subclasses", "torch._inductor", "torch.fx", "torch.__")
 _COMPILER = r"torch\.(_dynamo|_functorch|_subclasses|_higher_order_ops|fx|autograd\.graph)(\.|$)"
 
@@ -42,15 +41,10 @@ _filter = _Filter()
 _num_loggers = 0
 
 
-def shows_messages() -> bool:
-    """Return True if the user has asked for PyTorch's own messages."""
-    return os.environ.get(DEBUG_VARIABLE, "0") not in ("0", "") or bool(os.environ.get("TORCH_LOGS"))
-
-
 @contextmanager
 def without_compiler_logs() -> Iterator[None]:
     """Suppress what PyTorch's compiler logs in this thread; costs about a microsecond."""
-    if shows_messages():
+    if shows_compiler_messages():
         yield
         return
     _filter_loggers()
@@ -64,7 +58,7 @@ def without_compiler_logs() -> Iterator[None]:
 @contextmanager
 def without_compiler_warnings() -> Iterator[None]:
     """Suppress the warnings that PyTorch's compiler gives; lowtide's own still follow the user's filters."""
-    if shows_messages():
+    if shows_compiler_messages():
         yield
         return
     with warnings.catch_warnings():

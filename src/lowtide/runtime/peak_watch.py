@@ -14,7 +14,7 @@ from typing import Any
 from lowtide.capture.program import Program
 from lowtide.capture.recompute_rules import is_foreign
 from lowtide.costs.measured import measure_costs
-from lowtide.costs.op import signature
+from lowtide.costs.op_signature import signature
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import OpId
 from lowtide.lower.rewrite import label_of

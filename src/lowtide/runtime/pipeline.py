@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lowtide.capture.captured_graph import CapturedGraph, capture
+from lowtide.capture.build_program import CapturedGraph, capture
 from lowtide.capture.program import Program
 from lowtide.errors import UnsupportedBackwardError
 from lowtide.graph.ir import ValueId

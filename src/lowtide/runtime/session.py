@@ -11,7 +11,7 @@ import torch
 from lowtide import device as devices
 from lowtide.capture.program import Program
 from lowtide.costs.resolve import resolve_costs
-from lowtide.errors import InfeasibleBudgetError, LowtideError, PlanFileError, warn
+from lowtide.errors import InfeasibleBudgetError, LowtideError, warn
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
@@ -20,6 +20,7 @@ from lowtide.plan.plan_cache import solve_once
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress, ProgressLine
 from lowtide.pytorch.compiler.tracing import num_graph_breaks
+from lowtide.runtime.given_plan import is_made_for, made_for_another_graph
 from lowtide.runtime.peak_watch import Corrections
 from lowtide.settings import Settings
 from lowtide.units import Budget
@@ -102,24 +103,20 @@ class Session:
         self._calls_plans.append(plan)
 
     def is_given_for(self, program: Program) -> bool:
-        """Return True if the user gave a plan for this very graph."""
+        """Return True if the user gave a plan for this very graph, and it was not rejected."""
         given = self.settings.plan
-        same = given is not None and given.problem.graph.fingerprint == program.graph.fingerprint
-        return same and not self._rejected
+        return given is not None and not self._rejected and is_made_for(given, program)
 
     def _given(self, program: Program) -> Plan | None:
+        """Return the user's plan if it is for this graph; raise if it is not and there is no budget for others."""
         given = self.settings.plan
-        if given is None or self._rejected or self.is_given_for(program):
-            return None if self._rejected else given
-        if self.settings.budget is not None:
+        if given is None or self._rejected:
             return None
-        graph = given.problem.graph
-        raise PlanFileError(
-            f"The plan was made for another graph: it has {len(graph.ops)} ops and fingerprint {graph.fingerprint}, "
-            f"this call has {len(program.graph.ops)} ops and fingerprint {program.graph.fingerprint}. Model, input "
-            "shapes, dtypes, train mode and PyTorch version must be those the plan was made with; plan again, or pass "
-            "budget= as well to plan other graphs."
-        )
+        if not is_made_for(given, program):
+            if self.settings.budget is None:
+                raise made_for_another_graph(given, program)
+            return None
+        return given
 
     def _known(self, program: Program) -> Plan | None:
         held = self._held_bytes()

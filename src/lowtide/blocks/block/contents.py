@@ -23,15 +23,6 @@ from lowtide.pytorch.module_parts import (
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
 # Attributes that number the layers of a model.
 _NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number"})
-_NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +103,6 @@ def _is_filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-def statistics_norms(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return the normalisations that update running statistics in training but do not read them."""
-    return [module for module in modules if type(module) in _NORMS and module.track_running_stats]
 
 
 def module_key(module: nn.Module) -> tuple[Any, ...]:

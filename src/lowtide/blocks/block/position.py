@@ -20,9 +20,16 @@ from lowtide.blocks.block.block_graph import (
     end,
     state_not_saved,
 )
-from lowtide.blocks.block.contents import Contents, statistics_norms
+from lowtide.blocks.block.contents import Contents
 from lowtide.blocks.block.deferred_saves import DeferredSaves
-from lowtide.blocks.block.side_effects import Owner, buffers_replaced, cloned, random_devices
+from lowtide.blocks.block.side_effects import (
+    Owner,
+    buffers_replaced,
+    cloned,
+    random_devices,
+    statistics_norms,
+    track_statistics,
+)
 from lowtide.blocks.block.tensor_spec import Block, State, as_state
 from lowtide.blocks.python_state.reachable import is_plain
 from lowtide.blocks.python_state.snapshot import PythonState
@@ -338,8 +345,8 @@ class Position:
         stack = ExitStack()
         norms = [module for module in self.norms if module.training and module.track_running_stats]
         if norms:
-            stack.callback(_track_statistics, norms, True)
-            _track_statistics(norms, False)
+            stack.callback(track_statistics, norms, True)
+            track_statistics(norms, False)
         if self.changing:
             stack.enter_context(buffers_replaced(self.changing, cloned(stash)))
         return stack
@@ -361,9 +368,3 @@ def _is_alike(keywords: Any, given: Any, places: Sequence[tuple[int, int]]) -> b
     return structure == as_given and all(
         one is other for place, (one, other) in enumerate(zip(flat, wanted, strict=True)) if place not in replaced
     )
-
-
-def _track_statistics(norms: Sequence[nn.Module], on: bool) -> None:
-    for module in norms:
-        # `nn.Module.__setattr__` takes ten times as long.
-        module.__dict__["track_running_stats"] = on

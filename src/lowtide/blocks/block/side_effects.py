@@ -1,4 +1,4 @@
-"""What a run of a block depends on and may change outside of it: buffers, random generators, autocast."""
+"""Running a block without side effects: buffers, running statistics, random number generators and autocast."""
 
 from __future__ import annotations
 
@@ -75,3 +75,26 @@ def autocast_as(state: Autocast) -> Iterator[None]:
             if enabled or torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
         yield
+
+
+_NORMS = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+
+def statistics_norms(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the normalisations that update running statistics in training but do not read them."""
+    return [module for module in modules if type(module) in _NORMS and module.track_running_stats]
+
+
+def track_statistics(norms: Sequence[nn.Module], on: bool) -> None:
+    """Let `norms` update their statistics from now on, or not."""
+    for module in norms:
+        # `nn.Module.__setattr__` takes ten times as long.
+        module.__dict__["track_running_stats"] = on

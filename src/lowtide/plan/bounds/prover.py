@@ -25,6 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from lowtide.environment import PROVER_PROCESS
 from lowtide.graph.ir import OpId
 from lowtide.plan.bounds.integer_program import UNLIMITED, Limits
 from lowtide.plan.bounds.moment_selection import MomentSelector, Proof
@@ -46,7 +47,6 @@ from lowtide.plan.bounds.prover import serve
 serve(greeting)
 """
 # In the environment of the process, so that it never starts another.
-_MARK = "LOWTIDE_PROVER_PROCESS"
 # Seconds in which a process must have said that it is ready.
 _READY_SECONDS = 60.0
 _PACKAGE = Path(__file__).parents[2] / "__init__.py"
@@ -173,7 +173,7 @@ class ProverProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, _MARK: "1"},
+                env={**os.environ, PROVER_PROCESS: "1"},
             )
         except (OSError, ValueError):
             return None
@@ -231,7 +231,7 @@ class ProverProcess:
 def _can_start() -> bool:
     """Whether there is an interpreter to start: in a frozen or embedding program, the executable is that program."""
     name = Path(sys.executable or "").name.lower()
-    if not name.startswith(("python", "pypy")) or getattr(sys, "frozen", False) or _MARK in os.environ:
+    if not name.startswith(("python", "pypy")) or getattr(sys, "frozen", False) or PROVER_PROCESS in os.environ:
         return False
     try:
         for standard in range(3):
