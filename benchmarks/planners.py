@@ -30,8 +30,8 @@ import zoo
 from common import RESULTS, Row, describe_machine, emit, number, run_child, table, text, write_results
 from lowtide.capture.program import Program
 from lowtide.errors import LowtideError, PlannerRefusedError
+from lowtide.lower.emit_graphs import Lowered, lower
 from lowtide.lower.execute import LoweredVariant, run_quickly
-from lowtide.lower.rewrite import Lowered, lower
 from lowtide.plan import registry
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.solve import solve

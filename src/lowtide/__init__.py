@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from lowtide import errors
 from lowtide.analysis.batch_search import BatchFit
 from lowtide.analysis.compare import Comparison
-from lowtide.analysis.explain import Explanation
+from lowtide.analysis.explain_peak import Explanation
 from lowtide.api import compare, explain, max_batch, plan, plans, unwrap, wrap
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, Value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowtide.analysis.batch_search import MOST, BatchFit
 from lowtide.analysis.compare import BUDGETS, Comparison, check_comparison, compare_planners
-from lowtide.analysis.explain import Explanation, explain_plan
+from lowtide.analysis.explain_peak import Explanation, explain_plan
 from lowtide.errors import InvalidBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.plan.core.planner import AbstractPlanner
@@ -268,7 +268,7 @@ def _plan_call(
 ) -> Plan:
     """Return the plan of the largest graph of a call; `name` is the function that the user called."""
     from lowtide.runtime.dry_run import plan_call
-    from lowtide.runtime.session import Session
+    from lowtide.runtime.model_plans import Session
     from lowtide.settings import Settings
 
     _check_callable(name, model)

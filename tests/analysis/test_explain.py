@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import lowtide
 from helpers.strategies import problems
-from lowtide.analysis.explain import explain_plan
+from lowtide.analysis.explain_peak import explain_plan
 from lowtide.errors import InvalidModelError, InvalidOptionError, PlanFileError
 from lowtide.graph.build import GraphBuilder
 from lowtide.plan.core.problem import Problem

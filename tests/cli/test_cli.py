@@ -14,7 +14,7 @@ import torch
 import lowtide
 from lowtide.cli import demo, main
 from lowtide.plan.planners.greedy import Greedy
-from lowtide.report.picture import Course, Panel
+from lowtide.report.image_file import Course, Panel
 from lowtide.testing.models import SMALL, gpt
 
 

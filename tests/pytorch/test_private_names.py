@@ -262,7 +262,7 @@ ENTRY_POINTS = [
     "import lowtide.costs.device_table",
     "import lowtide.lower.execute",
     "import lowtide.capture.build_program",
-    "import lowtide.runtime.session",
+    "import lowtide.runtime.model_plans",
     "import torch, lowtide; lowtide.wrap(torch.nn.Linear(1, 1), budget='50%')",
     "import torch, lowtide; lowtide.plan(torch.nn.Linear(1, 1), (torch.zeros(1, 1),), budget='50%')",
     "from lowtide.runtime.backend import lowtide_backend",

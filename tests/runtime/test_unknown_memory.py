@@ -189,7 +189,7 @@ def test_a_step_that_needs_more_for_no_known_reason(extra: int, monkeypatch: pyt
 
 
 def test_parts_of_a_recording() -> None:
-    from lowtide.lower.rewrite import run_labelled
+    from lowtide.lower.emit_graphs import run_labelled
 
     def work() -> torch.Tensor:
         kept = run_labelled("one", lambda: torch.cat([torch.ones(100)] * 8)[:100].clone())

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import lowtide
 from lowtide.errors import InvalidBudgetError
 from lowtide.measure import memory_timeline
-from lowtide.report.picture import Course, Panel, can_draw, draw
+from lowtide.report.image_file import Course, Panel, can_draw, draw
 from lowtide.testing.models import MODELS, loss_of, new_batch
 from lowtide.units import format_bytes, parse_budget
 

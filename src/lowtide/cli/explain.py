@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from lowtide.analysis.explain import explain_plan
+from lowtide.analysis.explain_peak import explain_plan
 from lowtide.cli.common import (
     add_model,
     add_output,

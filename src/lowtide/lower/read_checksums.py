@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lowtide.capture.program import Program
 from lowtide.errors import VerificationError
-from lowtide.lower.rewrite import Frame
+from lowtide.lower.emit_graphs import Frame
 from lowtide.schedule.steps import Schedule
 
 

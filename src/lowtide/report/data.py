@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowtide.analysis.compare import Comparison
-from lowtide.analysis.explain import Explanation, Share, explain_plan
+from lowtide.analysis.explain_peak import Explanation, Share, explain_plan
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph
 from lowtide.plan.core.module_table import module_rows
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
-from lowtide.plan.diagnose.alive import short_target
+from lowtide.plan.diagnose.alive_tensors import short_target
 from lowtide.schedule.simulate import Instance, Trace, instances
 from lowtide.schedule.steps import Schedule
 

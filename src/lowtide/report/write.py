@@ -12,11 +12,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.analysis.explain import explain_plan
+from lowtide.analysis.explain_peak import explain_plan
 from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.files import replace_file, replace_text
 from lowtide.report.data import KINDS, report_data
-from lowtide.report.picture import Course, can_draw, draw, plan_panel
+from lowtide.report.image_file import Course, can_draw, draw, plan_panel
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from lowtide.pytorch.fake_tensors import DynamicOutputShapeException
 from lowtide.pytorch.ops import takes_graphs
 from lowtide.runtime.input_checks import check_inputs
 from lowtide.runtime.log_noise import without_compiler_warnings
+from lowtide.runtime.model_plans import Session
 from lowtide.runtime.pipeline import PlannedGraph, lower_joint, plan_joint
-from lowtide.runtime.session import Session
 from lowtide.settings import Settings
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]

@@ -16,10 +16,10 @@ from lowtide.pytorch.fake_tensors import FakeTensor, FakeTensorMode, fake_deep_c
 from lowtide.pytorch.modules import plain_call
 from lowtide.pytorch.nested import tensor_leaves
 from lowtide.runtime.backend import planning_backend
-from lowtide.runtime.compiled_call import Entry
+from lowtide.runtime.compiled_entry import Entry
 from lowtide.runtime.failure_causes import failed_here, lowtide_cause
 from lowtide.runtime.input_checks import check_devices
-from lowtide.runtime.session import Session
+from lowtide.runtime.model_plans import Session
 from lowtide.runtime.wrap import wrapped_of
 
 

@@ -16,7 +16,7 @@ from lowtide.pytorch.autograd_graph import saved_tensors_hook_module
 from lowtide.pytorch.compiler.tracing import error_of_backend, is_of_compiler, is_untraceable
 from lowtide.pytorch.dispatch_modes import in_dispatch_mode, in_forward_ad, in_func_transform, mode_names
 from lowtide.pytorch.nested import map_tensors, tensor_leaves
-from lowtide.runtime.compiled_call import Entry
+from lowtide.runtime.compiled_entry import Entry
 from lowtide.runtime.input_checks import check_devices, refuse_types
 from lowtide.runtime.log_noise import without_compiler_warnings
 from lowtide.runtime.verify import ModelState, fresh

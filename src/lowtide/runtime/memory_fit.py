@@ -29,7 +29,7 @@ from lowtide.pytorch.fake_tensors import new_fake_mode
 from lowtide.pytorch.nested import tensor_leaves
 from lowtide.pytorch.storages import storage_key
 from lowtide.runtime.dry_run import plan_call
-from lowtide.runtime.session import Session
+from lowtide.runtime.model_plans import Session
 from lowtide.settings import Settings
 from lowtide.units import Budget
 

@@ -17,7 +17,7 @@ from lowtide.costs.measured import measure_costs
 from lowtide.costs.op_signature import signature
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import OpId
-from lowtide.lower.rewrite import label_of
+from lowtide.lower.emit_graphs import label_of
 from lowtide.measure import Recording, can_record, record_parts
 from lowtide.plan.core.result import Plan
 

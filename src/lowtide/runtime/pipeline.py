@@ -14,14 +14,14 @@ from lowtide.capture.build_program import CapturedGraph, capture
 from lowtide.capture.program import Program
 from lowtide.errors import UnsupportedBackwardError
 from lowtide.graph.ir import ValueId
+from lowtide.lower.emit_graphs import Lowered, lower, lower_backward, repeated_ops, saved_values
 from lowtide.lower.execute import LoweredVariant, Observer
 from lowtide.lower.read_checksums import InputChecksums
-from lowtide.lower.rewrite import Lowered, lower, lower_backward, repeated_ops, saved_values
 from lowtide.plan.core.result import Plan
 from lowtide.pytorch.compiler.joint_graph import JointGraph
 from lowtide.pytorch.dispatch_modes import without_modes
+from lowtide.runtime.model_plans import Session
 from lowtide.runtime.peak_watch import PeakWatch
-from lowtide.runtime.session import Session
 from lowtide.schedule.expand import expand
 from lowtide.schedule.steps import Schedule
 

@@ -15,7 +15,7 @@ from lowtide.errors import InfeasibleBudgetError, InvalidModelError, LowtideErro
 from lowtide.pytorch.compiler.tracing import is_compiled
 from lowtide.pytorch.modules import call_in_slot, global_hooks, plain_call, put_in_slot
 from lowtide.runtime.backend import training_backend
-from lowtide.runtime.compiled_call import MOST_RECOMPILATIONS, Entry
+from lowtide.runtime.compiled_entry import MOST_RECOMPILATIONS, Entry
 from lowtide.runtime.entry_points import ForwardOverride, between_graphs, override_forward, planned_call
 from lowtide.runtime.failure_causes import (
     eager_error,
@@ -27,8 +27,8 @@ from lowtide.runtime.failure_causes import (
     refuse_context,
 )
 from lowtide.runtime.log_noise import without_compiler_warnings
+from lowtide.runtime.model_plans import Session
 from lowtide.runtime.output_tensors import output_tensors
-from lowtide.runtime.session import Session
 from lowtide.runtime.verify import ModelState, verify_call
 from lowtide.settings import Settings
 

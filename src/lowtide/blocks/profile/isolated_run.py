@@ -24,9 +24,9 @@ from lowtide.blocks.block.side_effects import (
     restore_random_states,
 )
 from lowtide.blocks.block.tensor_spec import State, is_dense_tensor, kind_of
-from lowtide.blocks.python_state.holders import Holder
 from lowtide.blocks.python_state.random_streams import StreamStates, read_streams, restore_streams
 from lowtide.blocks.python_state.reachable import Path, named
+from lowtide.blocks.python_state.restorable_types import Holder
 from lowtide.blocks.python_state.snapshot import PythonState, Snapshot, why_not_repeatable
 from lowtide.errors import InvalidModelError, LowtideError
 from lowtide.pytorch.autograd_graph import tensor_hooks_off

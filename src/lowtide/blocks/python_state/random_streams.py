@@ -7,7 +7,7 @@ import random
 import sys
 from typing import Any
 
-from lowtide.blocks.python_state.holders import Holder, NumpyStream, RandomStream
+from lowtide.blocks.python_state.restorable_types import Holder, NumpyStream, RandomStream
 
 StreamStates = tuple[Any, ...]
 # What numpy's usual generator keeps: 624 words and a place among them.

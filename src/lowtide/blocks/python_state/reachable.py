@@ -25,7 +25,7 @@ from torch.autograd import Function
 
 from lowtide.blocks.policy import PYTHON_STATE
 from lowtide.blocks.python_state.derived_weights import derived_names
-from lowtide.blocks.python_state.holders import (
+from lowtide.blocks.python_state.restorable_types import (
     EMPTY_IS_FALSE,
     ArrayBytes,
     Attributes,

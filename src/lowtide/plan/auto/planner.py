@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lowtide.errors import InvalidOptionError
-from lowtide.plan.auto.choice import Choice
+from lowtide.plan.auto.choice_description import Choice
 from lowtide.plan.auto.policy import POLICY
 from lowtide.plan.auto.stages import Stages, Task
 from lowtide.plan.bounds.least_peak import least_peak_bytes

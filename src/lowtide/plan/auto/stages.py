@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from lowtide.graph.ir import OpId
-from lowtide.plan.auto.choice import Choice
+from lowtide.plan.auto.choice_description import Choice
 from lowtide.plan.auto.policy import POLICY, Round, SearchStart
 from lowtide.plan.auto.proof_state import EQUAL, ProofState
 from lowtide.plan.bounds.integer_program import Limits

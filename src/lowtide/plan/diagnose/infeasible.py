@@ -12,8 +12,8 @@ from lowtide.errors import InfeasibleBudgetError
 from lowtide.graph.ir import Graph
 from lowtide.plan.core.account import MemoryAccount
 from lowtide.plan.core.result import Outcome, Plan
-from lowtide.plan.diagnose import alive
-from lowtide.plan.diagnose.alive import AliveTensor, at_source, phase_at_peak, short_target, tensors_at_peak
+from lowtide.plan.diagnose import alive_tensors as alive
+from lowtide.plan.diagnose.alive_tensors import AliveTensor, at_source, phase_at_peak, short_target, tensors_at_peak
 from lowtide.units import Budget, format_bytes, parse_budget
 
 

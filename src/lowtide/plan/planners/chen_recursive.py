@@ -18,7 +18,7 @@ from typing import NamedTuple
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import Chain, chain_of
 from lowtide.graph.ir import OpId
-from lowtide.plan.core.candidates import best_of
+from lowtide.plan.core.best_schedule import best_of
 from lowtide.plan.core.options import check_numbers
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem

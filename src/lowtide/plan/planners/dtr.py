@@ -18,7 +18,7 @@ import numpy as np
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph, OpId, ValueId
-from lowtide.plan.core.candidates import best_priced
+from lowtide.plan.core.best_schedule import best_priced
 from lowtide.plan.core.options import check_numbers
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem

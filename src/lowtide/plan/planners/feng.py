@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph, ValueId
-from lowtide.plan.core.candidates import best_of
+from lowtide.plan.core.best_schedule import best_of
 from lowtide.plan.core.options import check_numbers
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.analysis import chain_of
-from lowtide.plan.core.candidates import best_of
+from lowtide.plan.core.best_schedule import best_of
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.chain_dp.layers import check_layers, checkpoint_links, layers_of, no_chain

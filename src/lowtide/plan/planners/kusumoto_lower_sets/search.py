@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import ValueId
-from lowtide.plan.core.candidates import best_priced
+from lowtide.plan.core.best_schedule import best_priced
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.kusumoto_lower_sets.budget import minimum_budget
 from lowtide.plan.planners.kusumoto_lower_sets.family import Family

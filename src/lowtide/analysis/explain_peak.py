@@ -14,7 +14,14 @@ from lowtide.errors import InvalidOptionError
 from lowtide.files import write_json
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
-from lowtide.plan.diagnose.alive import AliveTensor, at_source, op_at_peak, phase_at_peak, short_source, tensors_at_peak
+from lowtide.plan.diagnose.alive_tensors import (
+    AliveTensor,
+    at_source,
+    op_at_peak,
+    phase_at_peak,
+    short_source,
+    tensors_at_peak,
+)
 from lowtide.progress import Progress, silent
 from lowtide.text_table import text_table
 from lowtide.units import format_bytes
