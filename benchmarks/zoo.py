@@ -252,11 +252,11 @@ def _unet_smp() -> Workload:
 ZOO: dict[str, Entry] = {
     "hf_gpt2": Entry("transformers", _gpt2),
     "hf_bert": Entry("transformers", _bert),
-    "hf_llama": Entry("transformers", _llama, reference="aot_eager"),
+    "hf_llama": Entry("transformers", _llama),
     "hf_t5": Entry("transformers", _t5),
     "hf_vit": Entry("transformers", _vit_hf),
     "hf_convnext": Entry("transformers", _convnext_hf),
-    "peft_llama_lora": Entry("peft", _llama_lora, reference="aot_eager"),
+    "peft_llama_lora": Entry("peft", _llama_lora),
     "timm_vit_tiny": Entry("timm", lambda: _timm("vit_tiny_patch16_224", size=128, batch=8, img_size=128)),
     "timm_efficientnet_b0": Entry("timm", lambda: _timm("efficientnet_b0", size=96, batch=8, drop_path_rate=0.1)),
     "timm_convnext_atto": Entry("timm", lambda: _timm("convnext_atto", size=96, batch=8)),
