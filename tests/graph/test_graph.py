@@ -10,10 +10,11 @@ from helpers.strategies import graphs
 from lowtide.errors import InvalidGraphError
 from lowtide.graph import samples
 from lowtide.graph.analysis import cut_points, values_for_backward
-from lowtide.graph.build import GraphBuilder, check_graph
+from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs, check_costs
 from lowtide.graph.io import costs_from_dict, costs_to_dict, graph_from_dict, graph_to_dict
 from lowtide.graph.ir import Graph, Op, Value
+from lowtide.graph.verify import check_graph
 
 SAMPLES = {
     "chain": samples.chain(5),

@@ -7,7 +7,7 @@ import pytest
 from helpers.paths import published_graph
 from lowtide.errors import InvalidGraphError
 from lowtide.graph import samples
-from lowtide.graph.build import check_graph
+from lowtide.graph.verify import check_graph
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.planners.kusumoto import Kusumoto

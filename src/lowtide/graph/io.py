@@ -7,9 +7,9 @@ from collections.abc import Set
 from typing import Any
 
 from lowtide.errors import InvalidGraphError
-from lowtide.graph.build import check_graph
 from lowtide.graph.costs import Costs, check_costs
 from lowtide.graph.ir import Graph, Op, Value
+from lowtide.graph.verify import check_graph
 
 SCHEMA_VERSION = 1
 MAX_COUNT = 2_000_000

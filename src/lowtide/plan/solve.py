@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from lowtide.errors import InvalidOptionError, InvalidScheduleError, PlannerRefusedError
-from lowtide.graph.build import check_graph
+from lowtide.graph.verify import check_graph
 from lowtide.plan import registry
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from helpers.strategies import examples, graphs, schedules
-from lowtide.graph.build import GraphBuilder, check_graph
+from lowtide.graph.build import GraphBuilder
+from lowtide.graph.verify import check_graph
 from lowtide.plan.auto.planner import Auto
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Outcome
