@@ -45,7 +45,7 @@ from lowtide.plan.diagnose.infeasible import infeasible
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress, ProgressLine
 from lowtide.pytorch.dispatch_modes import in_forward_ad, in_func_transform
-from lowtide.pytorch.module_parts import (
+from lowtide.pytorch.modules import (
     buffers,
     child_ids,
     children,

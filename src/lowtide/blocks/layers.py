@@ -24,7 +24,7 @@ from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.blocks.unroll import Unrolled
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.plan.core.result import Plan
-from lowtide.pytorch.module_parts import children
+from lowtide.pytorch.modules import children
 from lowtide.pytorch.nested import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from lowtide.pytorch.tensor_versions import version_of
 from lowtide.settings import Settings

@@ -13,7 +13,7 @@ from torch import nn
 from lowtide.capture.source_lines import without_our_frames
 from lowtide.errors import InfeasibleBudgetError, InvalidModelError, LowtideError, warn
 from lowtide.pytorch.compiler.tracing import is_compiled
-from lowtide.pytorch.modules import call_in_slot, global_hooks, plain_call, put_in_slot
+from lowtide.pytorch.modules import call_in_slot, hooks_of_all_modules, plain_call, put_in_slot
 from lowtide.runtime.backend import training_backend
 from lowtide.runtime.compiled_call import MOST_RECOMPILATIONS, Entry
 from lowtide.runtime.entry_points import ForwardOverride, between_graphs, override_forward, planned_call
@@ -53,7 +53,7 @@ class Wrapped:
         self.overrides: list[ForwardOverride] = []
         self._forward: Wrapped | None = None
         self._verify = verify
-        self._global_hooks = global_hooks()
+        self._global_hooks = _hooks_everywhere()
         self._entry = self._new_entry()
         self._warned_of_limit = False
 
@@ -89,7 +89,7 @@ class Wrapped:
         if in_unusual_context():
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
-        hooks = global_hooks()
+        hooks = _hooks_everywhere()
         if session.drop_overdrawn() or hooks != self._global_hooks:
             self._entry, self._global_hooks = self._new_entry(), hooks
         before = ModelState(self.model) if not session.plans else None
@@ -149,6 +149,11 @@ class Wrapped:
                 f"and after {MOST_RECOMPILATIONS} training stops with an error. Pad inputs to fewer shapes, and keep "
                 "changing numbers in tensors."
             )
+
+
+def _hooks_everywhere() -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of the hooks of all modules; the compiler traces them but does not guard them."""
+    return tuple(map(tuple, hooks_of_all_modules()))
 
 
 def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Module:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lowtide.blocks.block.tensor_spec import Block, spec_of
-from lowtide.pytorch.module_parts import (
+from lowtide.pytorch.modules import (
     buffers,
     children,
     forward_hooks,

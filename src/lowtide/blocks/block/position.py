@@ -27,7 +27,7 @@ from lowtide.blocks.block.tensor_spec import Block, State, as_state
 from lowtide.blocks.python_state.reachable import is_plain
 from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.errors import InvalidModelError
-from lowtide.pytorch.module_parts import buffer, buffers
+from lowtide.pytorch.modules import buffer, buffers
 from lowtide.pytorch.nested import tree_flatten, tree_leaves, tree_unflatten
 from lowtide.pytorch.tensor_versions import version_of
 

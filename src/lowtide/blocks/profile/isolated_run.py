@@ -30,7 +30,7 @@ from lowtide.blocks.python_state.reachable import Path, named
 from lowtide.blocks.python_state.snapshot import PythonState, Snapshot, why_not_repeatable
 from lowtide.errors import InvalidModelError, LowtideError
 from lowtide.pytorch.autograd_graph import tensor_hooks_off
-from lowtide.pytorch.module_parts import buffer, parameters
+from lowtide.pytorch.modules import buffer, parameters
 from lowtide.pytorch.storages import storage_bytes, storage_key
 
 

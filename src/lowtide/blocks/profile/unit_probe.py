@@ -22,7 +22,7 @@ from lowtide.blocks.profile.isolated_run import StateBefore, check_results, expl
 from lowtide.blocks.profile.unit_costs import NEW, OUTSIDE, UnitCosts, with_early_stop, with_plain_run, with_training
 from lowtide.errors import InvalidModelError
 from lowtide.pytorch.autograd_graph import sequence_number, tensor_hooks_off
-from lowtide.pytorch.module_parts import buffer, buffers
+from lowtide.pytorch.modules import buffer, buffers
 from lowtide.pytorch.storages import storage_bytes, storage_key
 from lowtide.pytorch.tensor_versions import versions_of
 
