@@ -103,14 +103,6 @@ class Chain(nn.Module):
         """
         return self._planned(state, extras, keywords, training=self.training)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Chain:
-        """Return a chain of copies of the blocks, without plans."""
-        blocks = copy.deepcopy(list(self._blocks), memo)
-        planned = self._planned
-        made = Chain(self._names, blocks, planned.settings, emits=planned.emits, verify=planned.verify)
-        made.train(self.training)
-        return made
-
 
 class PlannedBlocks:
     """Runs blocks in a row: planned if the call is to be differentiated, plainly otherwise."""
