@@ -12,6 +12,7 @@ from torch import nn
 
 from lowtide.errors import VerificationError
 from lowtide.pytorch.nested import map_tensors, tensor_leaves
+from lowtide.pytorch.storages import same_bits
 from lowtide.runtime.output_tensors import output_tensors
 
 
@@ -55,7 +56,7 @@ class ModelState:
         with torch.no_grad():
             for name, buffer in model.named_buffers() if model is not None else ():
                 # One that is written to, be it with what it has, is no longer what an earlier call has saved.
-                if not buffer.is_meta and not torch.equal(buffer, self.buffers[name]):
+                if not buffer.is_meta and not same_bits(buffer, self.buffers[name]):
                     buffer.copy_(self.buffers[name])
         for module, attributes in self.attributes:
             if _simple_attributes(module) != attributes:
@@ -98,6 +99,4 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
 def _equal(expected: torch.Tensor | None, found: torch.Tensor | None) -> bool:
     if expected is None or found is None:
         return expected is found
-    return torch.equal(expected, found) or bool(
-        expected.shape == found.shape and torch.equal(expected.nan_to_num(), found.nan_to_num())
-    )
+    return same_bits(expected, found)
