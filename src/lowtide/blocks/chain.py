@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 
 from lowtide import device as devices
 from lowtide.blocks import refusals as refused
-from lowtide.blocks.block.contents import contents_of
 from lowtide.blocks.block.position import Arguments
 from lowtide.blocks.block.side_effects import Autocast, autocast_now
 from lowtide.blocks.block.tensor_spec import (
@@ -44,6 +43,7 @@ from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import infeasible
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress, ProgressLine
+from lowtide.pytorch.contents import contents_of
 from lowtide.pytorch.dispatch_modes import in_forward_ad, in_func_transform
 from lowtide.pytorch.modules import (
     buffers,
