@@ -53,7 +53,7 @@ class Wrapped:
         self.overrides: list[ForwardOverride] = []
         self._forward: Wrapped | None = None
         self._verify = verify
-        self._global_hooks = _hooks_everywhere()
+        self._compiled_for = self._circumstances()
         self._entry = self._new_entry()
         self._warned_of_limit = False
 
@@ -89,9 +89,10 @@ class Wrapped:
         if in_unusual_context():
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
-        hooks = _hooks_everywhere()
-        if session.drop_overdrawn() or hooks != self._global_hooks:
-            self._entry, self._global_hooks = self._new_entry(), hooks
+        session.drop_overdrawn()
+        now = self._circumstances()
+        if now != self._compiled_for:
+            self._entry, self._compiled_for = self._new_entry(), now
         before = ModelState(self._as_module()) if not session.plans else None
         session.begin_call()
         try:
@@ -120,6 +121,10 @@ class Wrapped:
             refuse_context(self.model, args, kwargs)
             raise nothing_captured(self.plain, args, kwargs, self.session.failure)
         return result
+
+    def _circumstances(self) -> tuple[Any, ...]:
+        """Return what the compiler does not guard: which plans are dropped, and the hooks of all modules, by number."""
+        return self.session.generation, *map(tuple, hooks_of_all_modules())
 
     def _new_entry(self) -> Entry:
         return Entry(self.plain, training_backend(self.session), expect_branches=True)
@@ -153,11 +158,6 @@ class Wrapped:
                 f"and after {MOST_RECOMPILATIONS} training stops with an error. Pad inputs to fewer shapes, and keep "
                 "changing numbers in tensors."
             )
-
-
-def _hooks_everywhere() -> tuple[tuple[int, ...], ...]:
-    """Return the numbers of the hooks of all modules; the compiler traces them but does not guard them."""
-    return tuple(map(tuple, hooks_of_all_modules()))
 
 
 def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Module:
