@@ -191,6 +191,23 @@ def test_copies_are_chains_of_their_own() -> None:
         assert torch.equal(one.grad, two.grad)
 
 
+def test_copies_keep_modes_hooks_and_attributes() -> None:
+    chained = lowtide.chain([mlp(), torch.tanh, mlp()], budget="1TiB", planner=DROP)
+    chained[0].eval()
+    chained.note, seen = ["mine"], []
+    chained.register_forward_hook(lambda module, args, result: seen.append(module))
+    other = copy.deepcopy(chained)
+    assert [module.training for module in other.modules()] == [module.training for module in chained.modules()]
+    assert other.note == ["mine"]
+    assert other.note is not chained.note
+    other(torch.randn(64, 64)).sum().backward()
+    assert seen == [other]
+    assert other.plans
+    assert not chained.plans
+    assert other[0] is other.get_submodule("0")
+    assert all(parameter.grad is None for parameter in chained.parameters())
+
+
 def test_plans_are_found_in_a_model() -> None:
     model = nn.Sequential(nn.Linear(DIM, DIM), lowtide.chain([nn.Linear(DIM, DIM)] * 3, budget="1TiB"))
     model(torch.randn(BATCH, DIM)).sum().backward()

@@ -212,6 +212,18 @@ def test_a_block_that_freezes_itself_is_refused() -> None:
     assert blocks[0].linear.weight.requires_grad
 
 
+def test_a_block_that_changes_the_sign_of_zeros_is_refused() -> None:
+    def inside(block: nn.Module, x: Tensor) -> float:
+        block.linear.bias.data.neg_()
+        return 1.0
+
+    blocks = [Block(inside) for _ in range(3)]
+    nn.init.zeros_(blocks[0].linear.bias)
+    chained = lowtide.chain(blocks, budget="1TiB", planner=DROP)
+    with pytest.raises(errors.InvalidModelError, match=r"Block 0 \(Block\) changes its parameter 'bias'"):
+        chained(torch.randn(BATCH, DIM))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripted_blocks_are_refused() -> None:
     """Their bits depend on how often they have run, in plain training too."""

@@ -99,6 +99,35 @@ def test_unwrap_undoes_it() -> None:
     model(*batches()[0][0]).backward()
 
 
+def modes(model: nn.Module) -> list[bool]:
+    return [module.training for module in model.modules()]
+
+
+@pytest.mark.parametrize("container", [nn.ModuleList, nn.Sequential])
+def test_layers_in_eval_mode_stay_in_it(container: Any) -> None:
+    model = Model()
+    model.layers = container(*([model.layers] if container is nn.ModuleList else model.layers))
+    model.layers[1].eval()
+    model.layers[2].norm.eval()
+    expected = modes(model)
+    lowtide.chain_layers(model, budget="1TiB", planner=DROP)
+    assert modes(model) == expected
+    lowtide.unwrap(model)
+    assert modes(model) == expected
+
+
+def test_a_list_of_layers_keeps_its_own_mode() -> None:
+    model = Model()
+    model.layers.training = False
+    lowtide.chain_layers(model, budget="1TiB", planner=DROP)
+    assert not model.layers.training
+    model.layers.training = True
+    model.layers[0].eval()
+    lowtide.unwrap(model)
+    assert model.layers.training
+    assert not model.layers[0].training
+
+
 def test_eval_and_generation_are_untouched() -> None:
     model = lowtide.chain_layers(Model(), budget="1TiB", planner=DROP).eval()
     plain = copy.deepcopy(lowtide.unwrap(copy.deepcopy(model)))

@@ -13,9 +13,10 @@ import pytest
 from lowtide.analysis.compare import compare_planners
 from lowtide.errors import InvalidBudgetError, InvalidGraphError, InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
-from lowtide.graph.build import MOST_BYTES, GraphBuilder
+from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import MOST_SECONDS, Costs
 from lowtide.graph.ir import Graph
+from lowtide.graph.verify import MOST_BYTES
 from lowtide.plan import registry
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem

@@ -229,3 +229,23 @@ def test_gradients_of_parameters_in_another_layout() -> None:
     model.first.bias = nn.Parameter(torch.zeros(128)[::2])
     assert_exact(model, floats(1, 16, 4, 4))
     assert_exact(ChannelsLast(), floats(1, 16, 4, 4), zero_every=2)
+
+
+def test_both_ways_of_calling_a_model_are_planned_again() -> None:
+    copies["number"] = 1
+    x = torch.randn(512, 64)
+    budget = int(0.9 * lowtide.plan(Hungry(), (x,), budget="100%").baseline_peak_bytes)
+    model = lowtide.wrap(Hungry(), budget=budget)
+    for call in (model, model.forward):
+        call(x).backward()
+        model.zero_grad()
+    copies["number"] = 9
+    for call in (model, model.forward) * 3:
+        call(x).backward()
+        model.zero_grad()
+    try:
+        for call in (model, model.forward):
+            assert lowtide.measure_peak(lambda call=call: call(x).backward()) <= budget
+            model.zero_grad()
+    finally:
+        copies["number"] = 1

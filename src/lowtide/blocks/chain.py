@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 
 from lowtide import device as devices
 from lowtide.blocks import refusals as refused
-from lowtide.blocks.block.contents import contents_of
 from lowtide.blocks.block.position import Arguments
 from lowtide.blocks.block.side_effects import Autocast, autocast_now
 from lowtide.blocks.block.tensor_spec import (
@@ -44,8 +43,9 @@ from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import infeasible
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress, ProgressLine
+from lowtide.pytorch.contents import contents_of
 from lowtide.pytorch.dispatch_modes import in_forward_ad, in_func_transform
-from lowtide.pytorch.module_parts import (
+from lowtide.pytorch.modules import (
     buffers,
     child_ids,
     children,
@@ -102,14 +102,6 @@ class Chain(nn.Module):
             **keywords: What every block takes as keyword arguments.
         """
         return self._planned(state, extras, keywords, training=self.training)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Chain:
-        """Return a chain of copies of the blocks, without plans."""
-        blocks = copy.deepcopy(list(self._blocks), memo)
-        planned = self._planned
-        made = Chain(self._names, blocks, planned.settings, emits=planned.emits, verify=planned.verify)
-        made.train(self.training)
-        return made
 
 
 class PlannedBlocks:

@@ -24,7 +24,7 @@ from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.blocks.unroll import Unrolled
 from lowtide.errors import InvalidInputError, InvalidModelError
 from lowtide.plan.core.result import Plan
-from lowtide.pytorch.module_parts import children
+from lowtide.pytorch.modules import children
 from lowtide.pytorch.nested import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from lowtide.pytorch.tensor_versions import version_of
 from lowtide.settings import Settings
@@ -59,7 +59,8 @@ def chain_layers(model: nn.Module, settings: Settings, names: Sequence[str], *, 
         else:
             made = ChainedLayers(container, settings, name, verify=verify)
             made.watch(model)
-        made.train(container.training)
+        # Not `train()`, which would also reach layers that the user keeps in eval mode.
+        made.training = container.training
         children(parent)[name.rpartition(".")[2]] = made
         undo.append((parent, name.rpartition(".")[2], container, made))
     model.__dict__[_MARK] = undo
@@ -71,7 +72,7 @@ def unchain_layers(model: nn.Module) -> None:
     for parent, name, container, made in model.__dict__.pop(_MARK, ()):
         if isinstance(made, ChainedLayers):
             made.unwatch()
-        container.train(made.training)
+        container.training = made.training
         children(parent)[name] = container
 
 

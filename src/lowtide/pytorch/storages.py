@@ -1,9 +1,11 @@
-"""Storages of tensors: which one it is, how large it is, and how autograd lays gradients out in it."""
+"""Storages of tensors: which one it is, how large it is, how autograd lays gradients out in it, and its bits."""
 
 from __future__ import annotations
 
 import torch
 from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -23,3 +25,20 @@ def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     if is_non_overlapping_and_dense_or_false(parameter):
         return tuple(parameter.stride())
     return tuple(make_contiguous_strides_for(parameter.shape))
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return True if two tensors are of one kind and have the same bits: NaN is itself, and -0.0 is not 0.0."""
+    if (one.shape, one.dtype, one.device, one.layout) != (other.shape, other.dtype, other.device, other.layout):
+        return False
+    if one.layout is torch.sparse_coo:
+        return all(map(same_bits, (one._indices(), one._values()), (other._indices(), other._values())))
+    return torch.equal(_as_integers(one), _as_integers(other))
+
+
+def _as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the contents as integers of the same width, without a copy where the layout allows it."""
+    tensor = tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.resolve_neg().view(_INTEGERS[tensor.element_size()])

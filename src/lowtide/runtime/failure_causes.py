@@ -94,7 +94,7 @@ def _is_dual(tensor: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
-def eager_error(plain: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: Any) -> Exception | None:
+def eager_error(plain: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any) -> Exception | None:
     """Return the error that the call raises without any plan, or None.
 
     What it would save for backward is dropped, so that it needs little memory, and it leaves no trace.
@@ -110,7 +110,7 @@ def eager_error(plain: Callable[..., Any], model: nn.Module | None, args: Any, k
     except Exception as error:
         return error
     finally:
-        state.restore(model)
+        state.restore()
     return None
 
 

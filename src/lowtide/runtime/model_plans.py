@@ -43,6 +43,8 @@ class Session:
         self.verifies = verifies
         self.plans: list[Plan] = []
         self.num_compiled = 0
+        # A model has one entry for each way of calling it; each compares this number with its own.
+        self.generation = 0
         self.ran = False
         self.failure: LowtideError | None = None
         self.corrections = Corrections()
@@ -74,8 +76,8 @@ class Session:
                 "guaranteed."
             )
 
-    def drop_overdrawn(self) -> bool:
-        """Forget plans whose first step needed more than the budget; return whether there were any."""
+    def drop_overdrawn(self) -> None:
+        """Forget plans whose first step needed more than the budget; what was compiled with them is then stale."""
         overdrawn = self.corrections.overdrawn
         self.plans = [plan for plan in self.plans if plan not in overdrawn]
         self.corrections.overdrawn = []
@@ -89,7 +91,7 @@ class Session:
         if overdrawn:
             # The unplanned step that percentages are of needs more, too.
             self._whole_bytes = 0
-        return bool(overdrawn)
+            self.generation += 1
 
     def find_plan(self, program: Program) -> Plan:
         """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""

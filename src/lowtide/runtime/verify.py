@@ -9,14 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from lowtide.errors import VerificationError
+from lowtide.pytorch.contents import contents_of
 from lowtide.pytorch.nested import map_tensors, tensor_leaves
+from lowtide.pytorch.storages import same_bits
 from lowtide.runtime.output_tensors import output_tensors
 
 
 def verify_call(
-    plain: Callable[..., Any], planned: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: Any
+    plain: Callable[..., Any], planned: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any
 ) -> None:
     """Raise `VerificationError` unless both ways give the same outputs, gradients, buffers and random numbers.
 
@@ -24,9 +27,9 @@ def verify_call(
     """
     before = ModelState(model)
     expected = _run(plain, model, args, kwargs)
-    before.restore(model)
+    before.restore()
     found = _run(planned, model, args, kwargs)
-    before.restore(model)
+    before.restore()
     different = [name for name in expected if not _equal(expected[name], found.get(name))]
     if different or expected.keys() != found.keys():
         raise VerificationError(
@@ -35,27 +38,39 @@ def verify_call(
         )
 
 
+def as_module(function: Callable[..., Any], *, tensors: bool = False) -> nn.Module:
+    """Return a module that holds the modules that `function` refers to, and as buffers its loose tensors, if asked.
+
+    They may be as large as the user's data, and a copy of them as well.
+    """
+    contents = contents_of(function)
+    holder = nn.ModuleList(contents.modules)
+    for number, tensor in enumerate(contents.tensors if tensors else ()):
+        holder.register_buffer(f"tensor {number}", tensor)
+    return holder
+
+
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
 
 
 class ModelState:
     """Buffers, generator states and simple Python attributes of modules, to be put back."""
 
-    def __init__(self, model: nn.Module | None) -> None:
-        modules = [] if model is None else list(model.modules())
-        self.attributes = [(module, _simple_attributes(module)) for module in modules]
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.attributes = [(module, _simple_attributes(module)) for module in model.modules()]
         self.python = random.getstate()
         self.numpy = np.random.get_state()
-        self.buffers = {} if model is None else {name: b.clone() for name, b in model.named_buffers()}
+        self.buffers = _copies(model)
         self.rng = torch.get_rng_state()
         self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
-    def restore(self, model: nn.Module | None) -> None:
+    def restore(self) -> None:
         """Put everything back as it was."""
         with torch.no_grad():
-            for name, buffer in model.named_buffers() if model is not None else ():
+            for name, buffer in self.model.named_buffers():
                 # One that is written to, be it with what it has, is no longer what an earlier call has saved.
-                if not buffer.is_meta and not torch.equal(buffer, self.buffers[name]):
+                if name in self.buffers and not buffer.is_meta and not same_bits(buffer, self.buffers[name]):
                     buffer.copy_(self.buffers[name])
         for module, attributes in self.attributes:
             if _simple_attributes(module) != attributes:
@@ -67,25 +82,35 @@ class ModelState:
             torch.cuda.set_rng_state_all(self.cuda)
 
 
+def has_lazy_tensors(model: nn.Module) -> bool:
+    """Return True if the first call makes parameters or buffers, so that a second one begins with others."""
+    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
+
+
+def _copies(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if not is_lazy(buffer)}
+
+
 def _simple_attributes(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if isinstance(value, _SIMPLE)}
 
 
-def _run(call: Callable[..., Any], model: nn.Module | None, args: Any, kwargs: Any) -> dict[str, Any]:
+def _run(call: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return everything a training call gives: outputs, gradients for a fixed upstream gradient, buffers, RNG."""
     # Inputs that the model changes must be fresh for each of the two runs.
     args, kwargs = map_tensors(fresh, (args, kwargs))
-    leaves = [leaf for leaf in tensor_leaves((args, kwargs)) if leaf.requires_grad]
-    parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
+    sources = [*model.parameters(), *model.buffers(), *tensor_leaves((args, kwargs))]
+    sources = [tensor for tensor in sources if tensor.requires_grad]
+    # A function may refer to what was computed before; the graph behind that is the user's.
+    computed = any(not tensor.is_leaf for tensor in sources)
     outputs = output_tensors(call(*args, **kwargs))
     heads = [output for output in outputs if output.requires_grad]
     results: dict[str, Any] = {f"output {i}": output.detach().clone() for i, output in enumerate(outputs)}
-    if heads and (parameters or leaves):
+    if heads and sources:
         upstream = [torch.ones_like(head) for head in heads]
-        gradients = torch.autograd.grad(heads, parameters + leaves, upstream, allow_unused=True)
+        gradients = torch.autograd.grad(heads, sources, upstream, retain_graph=computed, allow_unused=True)
         results |= {f"gradient {i}": gradient for i, gradient in enumerate(gradients)}
-    if model is not None:
-        results |= {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
+    results |= {f"buffer {name}": buffer for name, buffer in _copies(model).items()}
     results["random state"] = torch.get_rng_state()
     return results
 
@@ -98,6 +123,4 @@ def fresh(tensor: torch.Tensor) -> torch.Tensor:
 def _equal(expected: torch.Tensor | None, found: torch.Tensor | None) -> bool:
     if expected is None or found is None:
         return expected is found
-    return torch.equal(expected, found) or bool(
-        expected.shape == found.shape and torch.equal(expected.nan_to_num(), found.nan_to_num())
-    )
+    return same_bits(expected, found)

@@ -13,7 +13,7 @@ from torch import nn
 from lowtide.capture.source_lines import without_our_frames
 from lowtide.errors import InfeasibleBudgetError, InvalidModelError, LowtideError, warn
 from lowtide.pytorch.compiler.tracing import is_compiled
-from lowtide.pytorch.modules import call_in_slot, global_hooks, plain_call, put_in_slot
+from lowtide.pytorch.modules import call_in_slot, hooks_of_all_modules, plain_call, put_in_slot
 from lowtide.runtime.backend import training_backend
 from lowtide.runtime.compiled_entry import MOST_RECOMPILATIONS, Entry
 from lowtide.runtime.entry_points import ForwardOverride, between_graphs, override_forward, planned_call
@@ -29,7 +29,7 @@ from lowtide.runtime.failure_causes import (
 from lowtide.runtime.log_noise import without_compiler_warnings
 from lowtide.runtime.model_plans import Session
 from lowtide.runtime.output_tensors import output_tensors
-from lowtide.runtime.verify import ModelState, verify_call
+from lowtide.runtime.verify import ModelState, as_module, has_lazy_tensors, verify_call
 from lowtide.settings import Settings
 
 # Few enough to warn early: at seconds each, this many are noticed.
@@ -53,7 +53,7 @@ class Wrapped:
         self.overrides: list[ForwardOverride] = []
         self._forward: Wrapped | None = None
         self._verify = verify
-        self._global_hooks = global_hooks()
+        self._compiled_for = self._circumstances()
         self._entry = self._new_entry()
         self._warned_of_limit = False
 
@@ -63,9 +63,9 @@ class Wrapped:
 
     @between_graphs
     def _train_by_itself(self, *args: Any, **kwargs: Any) -> Any:
-        if self._verify:
+        if self._verify and not has_lazy_tensors(model := self._as_module(tensors=True)):
             self._verify = False
-            verify_call(self.unplanned, self.train, self.model, args, kwargs)
+            verify_call(self.unplanned, self.train, model, args, kwargs)
         return self.train(*args, **kwargs)
 
     @between_graphs
@@ -89,10 +89,11 @@ class Wrapped:
         if in_unusual_context():
             refuse_context(self.model, args, kwargs)
         session, num_compiled = self.session, self.session.num_compiled
-        hooks = global_hooks()
-        if session.drop_overdrawn() or hooks != self._global_hooks:
-            self._entry, self._global_hooks = self._new_entry(), hooks
-        before = ModelState(self.model) if not session.plans else None
+        session.drop_overdrawn()
+        now = self._circumstances()
+        if now != self._compiled_for:
+            self._entry, self._compiled_for = self._new_entry(), now
+        before = ModelState(self._as_module()) if not session.plans else None
         session.begin_call()
         try:
             result = self._run(args, kwargs)
@@ -103,7 +104,7 @@ class Wrapped:
                 self._entry = self._new_entry()
             own = self._explain(error, args, kwargs)
             if before is not None and isinstance(own, LowtideError):
-                before.restore(self.model)
+                before.restore()
             if own is error:
                 raise
             raise own from own.__cause__
@@ -121,8 +122,16 @@ class Wrapped:
             raise nothing_captured(self.plain, args, kwargs, self.session.failure)
         return result
 
+    def _circumstances(self) -> tuple[Any, ...]:
+        """Return what the compiler does not guard: which plans are dropped, and the hooks of all modules, by number."""
+        return self.session.generation, *map(tuple, hooks_of_all_modules())
+
     def _new_entry(self) -> Entry:
         return Entry(self.plain, training_backend(self.session), expect_branches=True)
+
+    def _as_module(self, *, tensors: bool = False) -> nn.Module:
+        """Return the model; of a function, what it refers to."""
+        return as_module(self.plain, tensors=tensors) if self.model is None else self.model
 
     def _explain(self, error: Exception, args: Any, kwargs: Any) -> Exception:
         """Return what to raise in the place of `error`: the user's own error as it is, or one of ours."""
@@ -134,7 +143,7 @@ class Wrapped:
                 refuse_context(self.model, args, kwargs)
             except LowtideError as refused:
                 return refused
-            eager = eager_error(self.unplanned, self.model, args, kwargs)
+            eager = eager_error(self.unplanned, self._as_module(), args, kwargs)
             if eager is not None:
                 return eager.with_traceback(without_our_frames(eager.__traceback__))
         return own or failed_here(error)

@@ -20,7 +20,6 @@ from lowtide.blocks.block.block_graph import (
     end,
     state_not_saved,
 )
-from lowtide.blocks.block.contents import Contents
 from lowtide.blocks.block.deferred_saves import DeferredSaves
 from lowtide.blocks.block.side_effects import (
     Owner,
@@ -34,7 +33,8 @@ from lowtide.blocks.block.tensor_spec import Block, State, as_state
 from lowtide.blocks.python_state.reachable import is_plain
 from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.errors import InvalidModelError
-from lowtide.pytorch.module_parts import buffer, buffers
+from lowtide.pytorch.contents import Contents
+from lowtide.pytorch.modules import buffer, buffers
 from lowtide.pytorch.nested import tree_flatten, tree_leaves, tree_unflatten
 from lowtide.pytorch.tensor_versions import version_of
 

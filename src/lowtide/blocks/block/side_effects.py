@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowtide import device as devices
-from lowtide.pytorch.module_parts import buffers
+from lowtide.pytorch.modules import buffers
 
 Owner = tuple[nn.Module, str]
 Autocast = tuple[tuple[str, bool, torch.dtype], ...]

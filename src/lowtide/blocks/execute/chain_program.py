@@ -27,7 +27,7 @@ from lowtide.blocks.python_state.random_streams import mark_streams
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError, VerificationError
 from lowtide.lower.read_checksums import checksum
 from lowtide.pytorch.autograd_graph import graph_is_retained, tensor_hooks_off
-from lowtide.pytorch.module_parts import forward_pre_hooks, parameters
+from lowtide.pytorch.modules import forward_pre_hooks, parameters
 from lowtide.pytorch.tensor_versions import version_of
 from lowtide.schedule.steps import Schedule
 

@@ -27,7 +27,7 @@ from lowtide.blocks.profile.unit_costs import OUTSIDE, UnitCosts
 from lowtide.graph.build import GraphBuilder
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, OpId, ValueId
-from lowtide.pytorch.module_parts import buffer
+from lowtide.pytorch.modules import buffer
 from lowtide.pytorch.storages import storage_bytes
 from lowtide.schedule.steps import Schedule
 

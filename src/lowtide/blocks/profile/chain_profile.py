@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lowtide.blocks.block.contents import Contents, contents_of, module_key
+from lowtide.blocks.block.module_kinds import module_key
 from lowtide.blocks.block.position import Arguments, Position, Unit
 from lowtide.blocks.block.side_effects import Autocast, autocast_as, owners_of
 from lowtide.blocks.block.tensor_spec import NEEDS_GRADIENT, Block, Spec, State, aliases_of, label_of, spec_of, specs_of
@@ -24,6 +24,7 @@ from lowtide.blocks.profile.unit_probe import InPlaceError, profile_unit
 from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.errors import InvalidInputError
 from lowtide.progress import Progress
+from lowtide.pytorch.contents import Contents, contents_of
 from lowtide.pytorch.nested import tree_leaves
 from lowtide.pytorch.profiler import is_profiled
 

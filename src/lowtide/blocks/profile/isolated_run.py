@@ -30,8 +30,8 @@ from lowtide.blocks.python_state.restorable_types import Holder
 from lowtide.blocks.python_state.snapshot import PythonState, Snapshot, why_not_repeatable
 from lowtide.errors import InvalidModelError, LowtideError
 from lowtide.pytorch.autograd_graph import tensor_hooks_off
-from lowtide.pytorch.module_parts import buffer, parameters
-from lowtide.pytorch.storages import storage_bytes, storage_key
+from lowtide.pytorch.modules import buffer, parameters
+from lowtide.pytorch.storages import same_bits, storage_bytes, storage_key
 
 
 @dataclass(frozen=True)
@@ -183,23 +183,13 @@ def _restore_contents(label: str, guarded: Sequence[GuardedTensor]) -> InvalidMo
     """Restore contents that were changed; return the error about the first."""
     error = None
     for each in guarded:
-        if not _same_bits(each.tensor.detach(), each.copy):
+        if not same_bits(each.tensor, each.copy):
             each.tensor.data.copy_(each.copy)
             error = error or each.error(label)
         if each.tensor.is_leaf and each.tensor.requires_grad != each.needs_gradient:
             each.tensor.requires_grad_(each.needs_gradient)
             error = error or refused.parameter(label, each.name)
     return error
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    return torch.equal(one, other) or torch.equal(_bytes(one), _bytes(other))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def explained(run: Callable[[], State], position: Position, state: State, before: str) -> State:

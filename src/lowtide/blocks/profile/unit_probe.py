@@ -22,8 +22,8 @@ from lowtide.blocks.profile.isolated_run import StateBefore, check_results, expl
 from lowtide.blocks.profile.unit_costs import NEW, OUTSIDE, UnitCosts, with_early_stop, with_plain_run, with_training
 from lowtide.errors import InvalidModelError
 from lowtide.pytorch.autograd_graph import sequence_number, tensor_hooks_off
-from lowtide.pytorch.module_parts import buffer, buffers
-from lowtide.pytorch.storages import storage_bytes, storage_key
+from lowtide.pytorch.modules import buffer, buffers
+from lowtide.pytorch.storages import same_bits, storage_bytes, storage_key
 from lowtide.pytorch.tensor_versions import versions_of
 
 
@@ -172,7 +172,7 @@ def _changed_buffers(position: Position, owners: Sequence[Owner], old: Sequence[
 
 
 def _is_changed(now: Tensor | None, was: Tensor) -> bool:
-    return now is None or not torch.equal(now, was)
+    return now is None or not same_bits(now, was)
 
 
 def _origins(

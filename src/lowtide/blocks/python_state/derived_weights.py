@@ -11,7 +11,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from lowtide.pytorch.module_parts import forward_pre_hooks, pruned_name
+from lowtide.pytorch.modules import forward_pre_hooks, pruned_name
 
 
 def derived_names(module: nn.Module) -> tuple[str, ...]:

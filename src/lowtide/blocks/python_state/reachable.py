@@ -43,7 +43,7 @@ from lowtide.blocks.python_state.restorable_types import (
     is_opaque,
     stream,
 )
-from lowtide.pytorch.module_parts import PARTS, STANDARD, buffers, children, hooks_of_all_modules, parameters
+from lowtide.pytorch.modules import PARTS, STANDARD, buffers, children, hooks_of_all_modules, parameters
 
 # How a thing is reached: the path before, a key, and how it is written; the empty path is the block.
 Path = tuple[Any, ...]
@@ -188,8 +188,9 @@ class Reachable:
         self._seen: set[int] = set()
         self._own = {id(root) for root in roots}
         self._files: dict[int, int] = {}
+        everywhere = hooks_of_all_modules()
         self._stack: list[tuple[Path, Any]] = [
-            *((((), "hooks of all modules", " "), hooks) for hooks in hooks_of_all_modules()),
+            *((((), "hooks of all modules", " "), hooks) for hooks in (everywhere.forward, everywhere.forward_pre)),
             *(((), root) for root in reversed(roots)),
         ]
         # What is made on the way must not share its identity with something else.

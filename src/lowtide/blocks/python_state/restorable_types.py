@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from lowtide.blocks.policy import PYTHON_STATE
-from lowtide.pytorch.module_parts import STANDARD
+from lowtide.pytorch.modules import STANDARD
 
 _MISSING: Any = object()
 _TRAINING = "training"

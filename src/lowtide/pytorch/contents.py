@@ -1,33 +1,23 @@
-"""What a block is made of: modules, parameters and buffers, also those that a plain function refers to."""
+"""What a module or a plain function is made of: modules, parameters and loose tensors."""
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from lowtide.blocks.block.tensor_spec import Block, spec_of
-from lowtide.pytorch.module_parts import (
-    buffers,
-    children,
-    forward_hooks,
-    forward_pre_hooks,
-    parameters,
-    parameters_in,
-)
+from lowtide.pytorch.modules import children, parameters_in
 
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
-# Attributes that number the layers of a model.
-_NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number"})
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """Modules and loose tensors that a block refers to.
+    """Modules and loose tensors that a module or function refers to.
 
     Attributes:
         modules: All modules, each once, submodules included.
@@ -43,8 +33,8 @@ class Contents:
         return list({id(tensor): tensor for tensor in found}.values())
 
 
-def contents_of(block: Block) -> Contents:
-    """Return what `block` is made of.
+def contents_of(called: Callable[..., Any]) -> Contents:
+    """Return what `called` refers to.
 
     For a module these are its submodules; for a function all that it finds in its closure, defaults, globals, bound
     object or fixed arguments.
@@ -52,7 +42,7 @@ def contents_of(block: Block) -> Contents:
     modules: dict[int, nn.Module] = {}
     tensors: dict[int, Tensor] = {}
     seen: set[int] = set()
-    stack: list[Any] = [block]
+    stack: list[Any] = [called]
     while stack:
         thing = stack.pop()
         if id(thing) in seen:
@@ -103,37 +93,3 @@ def _is_filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-def module_key(module: nn.Module) -> tuple[Any, ...]:
-    """Return what two modules must share to cost the same: classes, settings, and what their tensors are."""
-    return tuple(_own_key(each, path) for path, each in _walk(module))
-
-
-def _walk(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    stack = [("", module)]
-    while stack:
-        path, each = stack.pop()
-        yield path, each
-        stack += [(f"{path}.{name}", child) for name, child in children(each).items() if child is not None]
-
-
-def _own_key(module: nn.Module, path: str) -> tuple[Any, ...]:
-    owned = (("parameters", parameters(module)), ("buffers", buffers(module)))
-    tensors = tuple((kind, name, spec_of(t)) for kind, own in owned for name, t in own.items() if t is not None)
-    settings = tuple(
-        (name, _comparable(value))
-        for name, value in sorted(vars(module).items())
-        if not name.startswith("_") and name not in _NUMBERS
-    )
-    hooks = tuple(map(id, (*forward_hooks(module).values(), *forward_pre_hooks(module).values())))
-    return path, type(module), module.training, tensors, settings, hooks
-
-
-def _comparable(value: Any) -> Any:
-    """Return `value` if it can be compared, else its identity."""
-    if isinstance(value, _SIMPLE):
-        return type(value), value
-    if isinstance(value, tuple):
-        return tuple(map(_comparable, value))
-    return id(value)
