@@ -534,6 +534,40 @@ def test_many_shapes_are_announced() -> None:
         model(torch.ones(7, 4)).sum().backward()
 
 
+def test_many_graphs_of_one_call_are_compiled_once() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(7))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            one, two, three, four, five, six, seven = self.layers
+            x = one(x).tanh()
+            torch._dynamo.graph_break()
+            x = two(x).tanh()
+            torch._dynamo.graph_break()
+            x = three(x).tanh()
+            torch._dynamo.graph_break()
+            x = four(x).tanh()
+            torch._dynamo.graph_break()
+            x = five(x).tanh()
+            torch._dynamo.graph_break()
+            x = six(x).tanh()
+            torch._dynamo.graph_break()
+            return seven(x).sum()
+
+    model = lowtide.wrap(Cut(), budget="1TiB", costs="analytic")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(torch.ones(2, 4)).backward()
+    assert any("captured as 7 graphs" in str(each.message) for each in caught)
+    assert not [each for each in caught if "compiled" in str(each.message)]
+    for size in range(3, 7):
+        model(torch.ones(size, 4)).backward()
+    with pytest.warns(LowtideWarning, match="compiled 6 times"):
+        model(torch.ones(7, 4)).backward()
+
+
 def test_unwrapped_model_trains_as_if_never_wrapped() -> None:
     model = Tied()
     plain = copy.deepcopy(model)

@@ -55,7 +55,7 @@ class Wrapped:
         self._verify = verify
         self._compiled_for = self._circumstances()
         self._entry = self._new_entry()
-        self._warned_of_limit = False
+        self._compiling_calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
@@ -149,11 +149,14 @@ class Wrapped:
         return own or failed_here(error)
 
     def _watch_limit(self) -> None:
-        """Warn when the model is compiled again and again, long before the compiler gives up."""
-        if self.session.num_compiled >= _MANY_RECOMPILATIONS and not self._warned_of_limit:
-            self._warned_of_limit = True
+        """Warn when the model is compiled again and again, long before the compiler gives up.
+
+        Calls are counted, not graphs: the compiler's limit is for each piece of code, and a call may have many.
+        """
+        self._compiling_calls += 1
+        if self._compiling_calls == _MANY_RECOMPILATIONS:
             warn(
-                f"This model has been compiled {self.session.num_compiled} times, once for each input shape and each "
+                f"This model has been compiled {self._compiling_calls} times, once for each input shape and each "
                 "value of Python attributes it reads (TORCH_LOGS=recompiles shows which). Every time takes seconds, "
                 f"and after {MOST_RECOMPILATIONS} training stops with an error. Pad inputs to fewer shapes, and keep "
                 "changing numbers in tensors."
