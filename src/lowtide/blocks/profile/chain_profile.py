@@ -7,14 +7,13 @@ equal shapes, and are given equal shapes. A block that writes over its input is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from lowtide.blocks.block.module_kinds import module_key
 from lowtide.blocks.block.position import Arguments, Position, Unit
 from lowtide.blocks.block.side_effects import Autocast, autocast_as, owners_of
 from lowtide.blocks.block.tensor_spec import NEEDS_GRADIENT, Block, Spec, State, aliases_of, label_of, spec_of, specs_of
@@ -25,6 +24,7 @@ from lowtide.blocks.python_state.snapshot import PythonState
 from lowtide.errors import InvalidInputError
 from lowtide.progress import Progress
 from lowtide.pytorch.contents import Contents, contents_of
+from lowtide.pytorch.modules import buffers, children, forward_hooks, forward_pre_hooks, parameters
 from lowtide.pytorch.nested import tree_leaves
 from lowtide.pytorch.profiler import is_profiled
 
@@ -252,3 +252,42 @@ def _uses(blocks: Blocks, arguments: Arguments) -> dict[int, tuple[int, int]]:
         for tensor in (*contents.parameters(), *extras, *everywhere):
             uses[id(tensor)] = (uses.get(id(tensor), (k, k))[0], k)
     return uses
+
+
+_SIMPLE = (int, float, complex, str, bytes, bool, type(None))
+# Attributes that number the layers of a model.
+_NUMBERS = frozenset({"layer_idx", "layer_id", "layer_index", "layer_number"})
+
+
+def module_key(module: nn.Module) -> tuple[Any, ...]:
+    """Return what two modules must share to cost the same: classes, settings, and what their tensors are."""
+    return tuple(_own_key(each, path) for path, each in _walk(module))
+
+
+def _walk(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    stack = [("", module)]
+    while stack:
+        path, each = stack.pop()
+        yield path, each
+        stack += [(f"{path}.{name}", child) for name, child in children(each).items() if child is not None]
+
+
+def _own_key(module: nn.Module, path: str) -> tuple[Any, ...]:
+    owned = (("parameters", parameters(module)), ("buffers", buffers(module)))
+    tensors = tuple((kind, name, spec_of(t)) for kind, own in owned for name, t in own.items() if t is not None)
+    settings = tuple(
+        (name, _comparable(value))
+        for name, value in sorted(vars(module).items())
+        if not name.startswith("_") and name not in _NUMBERS
+    )
+    hooks = tuple(map(id, (*forward_hooks(module).values(), *forward_pre_hooks(module).values())))
+    return path, type(module), module.training, tensors, settings, hooks
+
+
+def _comparable(value: Any) -> Any:
+    """Return `value` if it can be compared, else its identity."""
+    if isinstance(value, _SIMPLE):
+        return type(value), value
+    if isinstance(value, tuple):
+        return tuple(map(_comparable, value))
+    return id(value)
