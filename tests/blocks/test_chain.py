@@ -276,6 +276,16 @@ def test_the_least_budget_of_the_error_works() -> None:
     call(blocks, torch.randn(64, 64), budget=caught.value.least_bytes, planner="rotor").sum().backward()
 
 
+def test_a_plan_far_over_a_small_budget_is_infeasible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks run whole, so a plan may need more than the planner found; here it needs more than twice as much."""
+    from lowtide.blocks import chain
+    from lowtide.plan.solve import solve
+
+    monkeypatch.setattr(chain, "_as_run", lambda made, problem, plan: solve(problem, "keep_all", throw=False))
+    with pytest.raises(errors.InfeasibleBudgetError, match="least budget known to work"):
+        call([mlp() for _ in range(24)], torch.randn(512, 64), budget="45%", planner="rotor")
+
+
 def test_tensors_from_outside_must_be_arguments() -> None:
     outside = torch.randn(DIM, requires_grad=True).exp()
     with pytest.raises(errors.InvalidModelError, match=r"Block 1 .*computed outside.*extra argument"):

@@ -274,7 +274,8 @@ class PlannedBlocks:
             plan = replace(_as_run(made, problem, found), planner=registry.name_of(self.settings.planner))
             if problem.fits(plan.trace) or not found.problem.fits(found.trace):
                 break
-            budget -= plan.peak_bytes - problem.budget_bytes
+            # A budget is at least one byte; for that the planner returns what needs least.
+            budget = max(budget - (plan.peak_bytes - problem.budget_bytes), 1)
         if not problem.fits(plan.trace):
             raise infeasible(plan, unit="block")
         return plan
