@@ -452,7 +452,7 @@ def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match="differs"):
         assert_chain_exact([Residual() for _ in range(4)], random_batches())
     monkeypatch.undo()
-    monkeypatch.setattr("lowtide.blocks.block.position._track_statistics", lambda norms, on: None)
+    monkeypatch.setattr("lowtide.blocks.block.position.track_statistics", lambda norms, on: None)
     with pytest.raises(AssertionError, match=r"running_mean|num_batches"):
         assert_chain_exact([Residual() for _ in range(4)], random_batches())
 
