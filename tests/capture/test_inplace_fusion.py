@@ -350,9 +350,10 @@ def test_networks(name: str, way: str) -> None:
     assert set(expected.split()) <= set(tails_of(assert_exact(make(), floats(*shape), wrap=WAYS[way])))
 
 
-def test_a_step_in_60_percent() -> None:
+@pytest.mark.parametrize("planner", ["greedy", pytest.param("auto", marks=pytest.mark.slow)])
+def test_a_step_in_60_percent(planner: str) -> None:
     deep = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(8, 8), nn.Tanh())))
-    model = assert_exact(deep, floats(512, 8), wrap={"budget": "60%", "planner": "greedy"})
+    model = assert_exact(deep, floats(512, 8), wrap={"budget": "60%", "planner": planner})
     (plan,) = lowtide.plans(model)
     assert plan.num_recomputed
     assert {"addmm+tanh", "mm+tanh_backward"} <= set(tails_of(model))

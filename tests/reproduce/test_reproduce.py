@@ -72,7 +72,7 @@ def test_searched_cells_are_near_the_published_size(name: str) -> None:
     assert 3.0e6 < sum(parameter.numel() for parameter in built("feng", name).parameters()) < 3.9e6
 
 
-# Others have the layers of those, more often.
+# Smaller networks have every kind of layer that these have.
 LARGE = {"resnet34", "resnet101", "resnet152", "vgg13", "vgg16", "densenet161", "densenet169", "densenet201"}
 
 
