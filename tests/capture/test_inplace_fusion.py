@@ -329,16 +329,31 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NETWORKS)
+# Each network and each way at least twice; the other pairs take as long and are for `make test-all`.
+OFTEN = {
+    "perceptron": ("drop", "100%"),
+    "residual": ("tight", "waiting"),
+    "autocast": ("drop", "waiting"),
+    "tied": ("tight", "100%"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        pytest.param(name, way, marks=() if way in OFTEN[name] else pytest.mark.slow)
+        for name, way in itertools.product(NETWORKS, WAYS)
+    ],
+)
 def test_networks(name: str, way: str) -> None:
     make, shape, expected = NETWORKS[name]
     assert set(expected.split()) <= set(tails_of(assert_exact(make(), floats(*shape), wrap=WAYS[way])))
 
 
-def test_a_step_in_60_percent() -> None:
+@pytest.mark.parametrize("planner", ["greedy", pytest.param("auto", marks=pytest.mark.slow)])
+def test_a_step_in_60_percent(planner: str) -> None:
     deep = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(8, 8), nn.Tanh())))
-    model = assert_exact(deep, floats(512, 8), wrap={"budget": "60%", "planner": "auto"})
+    model = assert_exact(deep, floats(512, 8), wrap={"budget": "60%", "planner": planner})
     (plan,) = lowtide.plans(model)
     assert plan.num_recomputed
     assert {"addmm+tanh", "mm+tanh_backward"} <= set(tails_of(model))

@@ -99,11 +99,11 @@ def test_kernels_read_the_shape_alone(target: Any, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.filterwarnings("ignore:TF32")
 @pytest.mark.parametrize("mkldnn", [True, False], ids=["onednn", "native"])
-@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [23, pytest.param(1, marks=pytest.mark.slow)])
 def test_convolutions_read_the_shape_alone(
     dtype: torch.dtype, dims: int, transposed: bool, mkldnn: bool, every: int
 ) -> None:
-    """Eleven has no factor in common with the number of choices, so all values of each argument are among the cases."""
+    """Of every 23rd case, too, some have each value of each argument: 23 divides no number of choices."""
     layouts = [False, True] if dims > 1 else [False]
     cases = itertools.product((1, 8, 4), (1, 3), (1, 2), (1, 3), layouts, layouts, (1, 2))
     threads = torch.get_num_threads()
@@ -216,8 +216,16 @@ def three_quarters_or_least(model: nn.Module, x: torch.Tensor) -> int:
         return error.least_bytes
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["channels first", "last"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "layout"),
+    [
+        (torch.float32, torch.contiguous_format),
+        (torch.bfloat16, torch.channels_last),
+        pytest.param(torch.float32, torch.channels_last, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, torch.contiguous_format, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_training_is_exact(layout: torch.memory_format, dtype: torch.dtype) -> None:
     model = Layers().to(dtype).to(memory_format=layout)
     steps = [((x.to(dtype),), kwargs) for (x,), kwargs in batches(2, 3, 24, 24, layout=layout)]
@@ -288,11 +296,11 @@ class OneChannel(nn.Module):
     ("batch", "channels", "side", "dims"),
     [(16, 1, 7, 2), (1, 1, 7, 2), (1, 3, 7, 2), (4, 8, 1, 2), (4, 1, 3, 3), (2, 4, 1, 3), (1, 1, 1, 2)],
 )
-def test_layouts_that_are_open_are_those_of_eager(batch: int, channels: int, side: int, dims: int) -> None:
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+def test_layouts_that_are_open_are_those_of_eager(batch: int, channels: int, side: int, dims: int, seed: int) -> None:
     shape = (batch, channels, *(side,) * dims)
-    for seed in range(3):
-        torch.manual_seed(seed)
-        assert_exact(OneChannel(channels, side, dims), [((numbers(*shape, seed=seed),), {})])
+    torch.manual_seed(seed)
+    assert_exact(OneChannel(channels, side, dims), [((numbers(*shape, seed=seed),), {})])
 
 
 class TwoResults(nn.Module):
@@ -359,8 +367,9 @@ def test_what_somebody_reads_stays() -> None:
         assert torch.equal(module(*args), function(*args))
 
 
-def test_less_memory_is_needed() -> None:
-    model, args, kwargs = MODELS["unet"](levels=3, width=8, size=64, batch=2)
+@pytest.mark.parametrize("levels", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_less_memory_is_needed(levels: int) -> None:
+    model, args, kwargs = MODELS["unet"](levels=levels, width=8, size=64, batch=2)
 
     def least() -> int:
         with pytest.raises(InfeasibleBudgetError) as caught:

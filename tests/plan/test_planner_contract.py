@@ -1,5 +1,7 @@
 """What every planner promises, tried on all of them; and greedy against the exact oracle."""
 
+import itertools
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -61,9 +63,19 @@ def check_contract(problem, planner):
     return plan
 
 
-@pytest.mark.parametrize("share", [100, 75, 50, 20])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", PLANNERS)
+def is_slow(name, case, share):
+    """Return whether the planners that ask all others take seconds for this."""
+    tight = {"unet": 50, "skip_chain": 50, "training_chain": 20}
+    return name in ("auto", "auto_thorough") and share <= tight.get(case, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "share"),
+    [
+        pytest.param(*each, marks=pytest.mark.slow if is_slow(*each) else ())
+        for each in itertools.product(PLANNERS, CASES, [100, 75, 50, 20])
+    ],
+)
 def test_contract(name, case, share):
     graph, costs = CASES[case]
     peak = Problem(graph, costs, 1).baseline.peak_bytes
@@ -103,14 +115,15 @@ def test_greedy_never_goes_below_the_least_peak(seed):
     assert hopeless.price(QUICK.propose(hopeless).schedule).peak_bytes >= least
 
 
-def test_greedy_never_beats_the_oracle_and_often_equals_it():
+@pytest.mark.parametrize("number", [250, pytest.param(800, marks=pytest.mark.slow)])
+def test_greedy_never_beats_the_oracle_and_often_equals_it(number):
     results = []
-    for seed in range(800):
+    for seed in range(number):
         graph, costs = samples.random_dag(seed, n=5 + seed % 3, phases=seed % 2 == 0)
         peak = Problem(graph, costs, 1).baseline.peak_bytes
         results.append(check_against_oracle(Problem(graph, costs, peak * (82 + 6 * (seed % 3)) // 100)))
     solvable = [result for result in results if result is not None]
-    assert len(solvable) > 200
+    assert len(solvable) > number / 4
     assert sum(solvable) > 0.9 * len(solvable)
 
 

@@ -34,7 +34,11 @@ def floats(*shape: int, n: int = STEPS) -> list[Batch]:
     return [((torch.randn(*shape, generator=generator),), {}) for _ in range(n)]
 
 
-@pytest.fixture(params=["all once", "all again", "tightest", "waiting"])
+# The other two recompute less, or in the given order alone; they are for `make test-all`.
+OFTEN, SELDOM = ["all again", "waiting"], ["all once", "tightest"]
+
+
+@pytest.fixture(params=[*OFTEN, *(pytest.param(each, marks=pytest.mark.slow) for each in SELDOM)])
 def how(request: pytest.FixtureRequest) -> dict[str, Any]:
     if request.param in ("tightest", "waiting"):
         return {"planner": Tightest(waiting=request.param == "waiting")}

@@ -72,7 +72,14 @@ def test_searched_cells_are_near_the_published_size(name: str) -> None:
     assert 3.0e6 < sum(parameter.numel() for parameter in built("feng", name).parameters()) < 3.9e6
 
 
-@pytest.mark.parametrize(("paper", "name"), ALL)
+# Smaller networks have every kind of layer that these have.
+LARGE = {"resnet34", "resnet101", "resnet152", "vgg13", "vgg16", "densenet161", "densenet169", "densenet201"}
+
+
+@pytest.mark.parametrize(
+    ("paper", "name"),
+    [pytest.param(*each, marks=pytest.mark.slow if each[1] in LARGE else ()) for each in ALL],
+)
 def test_networks_give_scores_for_what_is_labelled(paper: str, name: str) -> None:
     spec = network(paper, name)
     scores = built(paper, name)(torch.empty(2, *spec.image, device="meta"))
@@ -95,13 +102,17 @@ def test_response_normalisation_is_torchs() -> None:
     assert torch.autograd.gradcheck(ResponseNorm(), x.requires_grad_())
 
 
-@pytest.mark.parametrize("name", ["amoebanet", "darts", pytest.param("nasnet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["darts", *(pytest.param(name, marks=pytest.mark.slow) for name in ("amoebanet", "nasnet"))]
+)
 def test_few_cells_are_captured_and_planned(name: str) -> None:
     few = Network(partial(CellNetwork, GENOTYPES[name], width=4, cells=3), 2, (3, 16, 16), None)
     check_planned(capture(name, few, "rtx2080ti"))
 
 
-@pytest.mark.parametrize("name", ["alexnet", "vgg19", "resnet18", "unet", "googlenet"])
+@pytest.mark.parametrize(
+    "name", ["alexnet", "vgg19", "unet", "googlenet", pytest.param("resnet18", marks=pytest.mark.slow)]
+)
 def test_networks_with_few_ops_are_captured_and_planned(name: str) -> None:
     check_planned(captured(name))
 
