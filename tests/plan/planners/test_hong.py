@@ -5,6 +5,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from helpers.strategies import examples
 from lowtide.errors import InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.graph.analysis import chain_of
@@ -16,7 +17,7 @@ from lowtide.plan.solve import solve
 from lowtide.reproduce.hong import event_peak, page, vgg19_sizes
 
 MIB = 2**20
-CHAINS = 2000
+CHAINS = examples(2000)
 
 
 def subsets(n):
