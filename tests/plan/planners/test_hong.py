@@ -193,7 +193,7 @@ def test_exact_cost_equals_the_allocator(recompute_output, loss_gradient):
         )
         below += linear_peak(sizes, chosen, within, cost="buffer", loss_gradient=loss_gradient) < measured
     # One gradient buffer is an approximation, so the comparison tells the two costs apart.
-    assert below > 100
+    assert below > CHAINS // 20
 
 
 def test_vgg19_plans():
