@@ -19,7 +19,7 @@ from lowtide.plan.core.result import Plan
 from lowtide.testing.models import MODELS, SMALL
 
 MIB = 2**20
-LONG = {"resnet50", "densenet121", "inception", "moe", "lstm"}
+LONG = {"resnet50", "densenet121", "inception", "moe", "lstm", "encoder_decoder"}
 NAMES = [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in MODELS]
 
 

@@ -133,12 +133,12 @@ def test_transposed_layers() -> None:
     check(Around(in_a_row(layers)), floats(2, 3, 6, 6), num_split=4)
 
 
-@pytest.mark.parametrize("layer", [nn.Conv1d, nn.ConvTranspose1d])
+@pytest.mark.parametrize("layer", [nn.Conv1d, pytest.param(nn.ConvTranspose1d, marks=pytest.mark.slow)])
 def test_one_dimension(layer: type[nn.Module]) -> None:
     check(Around(layer(8, 8, 5, stride=2), 1), floats(4, 3, 65), num_split=2)
 
 
-@pytest.mark.parametrize("layer", [nn.Conv3d, nn.ConvTranspose3d])
+@pytest.mark.parametrize("layer", [pytest.param(nn.Conv3d, marks=pytest.mark.slow), nn.ConvTranspose3d])
 def test_three_dimensions(layer: type[nn.Module]) -> None:
     check(Around(layer(8, 8, 3, bias=False), 3), floats(2, 3, 6, 7, 8), num_split=2)
 
@@ -149,7 +149,7 @@ def test_channels_last(weights: torch.memory_format) -> None:
     check(model, floats(2, 3, 12, 12, layout=torch.channels_last), num_split=2)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)])
 def test_types(dtype: torch.dtype) -> None:
     check(Around(nn.Conv2d(8, 8, 3, padding=1)).to(dtype), floats(2, 3, 12, 12, dtype=dtype), num_split=2)
 

@@ -16,8 +16,8 @@ sizes = st.integers(0, 40)
 
 
 def examples(number: int) -> int:
-    """Return how many examples to try: all in `make test-all`, which sets the variable, and a quarter otherwise."""
-    return number if os.environ.get("LOWTIDE_ALL_EXAMPLES") else number // 4
+    """Return how many examples to try: all in `make test-all`, which sets the variable, and an eighth otherwise."""
+    return number if os.environ.get("LOWTIDE_ALL_EXAMPLES") else number // 8
 
 
 @st.composite

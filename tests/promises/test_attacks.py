@@ -278,7 +278,7 @@ class Contrastive(nn.Module):
 
 
 @pytest.mark.parametrize("extra", ["both", "turned", "plain", "hidden"])
-@pytest.mark.parametrize("seed", [1, 2, 7])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 7))])
 def test_outputs_that_are_views_beside_the_loss(extra: str, seed: int) -> None:
     torch.manual_seed(seed)
     batches = [((torch.randn(4, 64),), {}) for _ in range(2)]

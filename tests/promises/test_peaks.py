@@ -17,15 +17,21 @@ from lowtide.testing.models import MODELS, loss_of
 # Peaks are predicted for schedules, whoever made them.
 QUICK = Greedy(effort=0.02)
 SIZES: dict[str, dict[str, int]] = {
-    "gpt": {"layers": 3, "dim": 64, "heads": 2, "tokens": 64, "batch": 4, "vocab": 500},
-    "unet": {"levels": 3, "width": 8, "size": 64, "batch": 2},
-    "lstm": {"layers": 1, "dim": 64, "tokens": 10, "batch": 16, "vocab": 64},
-    "moe": {"layers": 2, "dim": 32, "heads": 2, "tokens": 32, "batch": 4, "vocab": 100},
+    "gpt": {"layers": 2, "dim": 64, "heads": 2, "tokens": 64, "batch": 4, "vocab": 500},
+    "unet": {"levels": 2, "width": 8, "size": 64, "batch": 2},
+    "lstm": {"layers": 1, "dim": 64, "tokens": 5, "batch": 16, "vocab": 64},
+    "moe": {"layers": 1, "dim": 32, "heads": 2, "tokens": 32, "batch": 4, "vocab": 100},
+}
+LARGER: dict[str, dict[str, int]] = {
+    "gpt": {"layers": 3},
+    "unet": {"levels": 3},
+    "lstm": {"tokens": 10},
+    "moe": {"layers": 2},
 }
 
 
-def step_of(name: str) -> tuple[nn.Module, Callable[[nn.Module], object]]:
-    model, args, kwargs = MODELS[name](**SIZES[name])
+def step_of(name: str, **larger: int) -> tuple[nn.Module, Callable[[nn.Module], object]]:
+    model, args, kwargs = MODELS[name](**SIZES[name] | larger)
 
     def step(net: nn.Module) -> object:
         output = net(*args, **kwargs)
@@ -35,9 +41,15 @@ def step_of(name: str) -> tuple[nn.Module, Callable[[nn.Module], object]]:
     return model, step
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_predicted_peak_is_the_measured_peak(name: str) -> None:
-    model, step = step_of(name)
+@pytest.mark.parametrize(
+    ("name", "larger"),
+    [
+        *(pytest.param(name, {}, id=name) for name in SIZES),
+        *(pytest.param(*each, marks=pytest.mark.slow, id=f"larger {each[0]}") for each in LARGER.items()),
+    ],
+)
+def test_predicted_peak_is_the_measured_peak(name: str, larger: dict[str, int]) -> None:
+    model, step = step_of(name, **larger)
     measured = []
     for budget in ("100%", "70%", "50%"):
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import itertools
 import socket
 import sys
 import types
@@ -121,16 +122,27 @@ def batches(*masks: torch.Tensor) -> list[Batch]:
 
 
 CASES = [all_of, any_of, counted, twice, looped, in_words, of_floats, drawn, tossed, thinned, shuffled, picked]
-ORDERS = [(FULL, HOLES, FULL, EMPTY), (HOLES, HOLES, FULL, HOLES)]
+FULL_FIRST, HOLES_FIRST = (FULL, HOLES, FULL, EMPTY), (HOLES, HOLES, FULL, HOLES)
 
 
-@pytest.mark.parametrize("branch", CASES, ids=lambda function: function.__name__)
-@pytest.mark.parametrize("masks", ORDERS, ids=["full first", "holes first"])
+@pytest.mark.parametrize(
+    ("branch", "masks"),
+    [
+        *itertools.product(CASES, [FULL_FIRST]),
+        *itertools.product([all_of, twice], [HOLES_FIRST]),
+        *(pytest.param(each, HOLES_FIRST, marks=pytest.mark.slow) for each in CASES if each not in (all_of, twice)),
+    ],
+    ids=lambda each: each.__name__ if callable(each) else "full first" if each is FULL_FIRST else "holes first",
+)
 def test_branches_are_eagers_at_every_call(branch: Callable[..., Any], masks: tuple[torch.Tensor, ...]) -> None:
     assert_exact(Branching(branch), batches(*masks))
 
 
-@pytest.mark.parametrize("branch", [all_of, any_of, counted, twice, looped], ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    "branch",
+    [all_of, twice, *(pytest.param(each, marks=pytest.mark.slow) for each in (any_of, counted, looped))],
+    ids=lambda function: function.__name__,
+)
 def test_cheap_branches_do_not_cut_the_graph(branch: Callable[..., Any]) -> None:
     model = lowtide.wrap(Branching(branch), **LOOSE)
     model(*batches(FULL)[0][0]).backward()
@@ -251,10 +263,18 @@ WRITING = [in_place, by_method, by_item, by_view, by_out]
 
 @pytest.mark.parametrize("branch", WRITING, ids=lambda function: function.__name__)
 def test_masks_that_are_written_to_before_the_branch(branch: Callable[..., Any]) -> None:
+    assert_exact(Branching(branch), batches(FULL, HOLES, FULL))
+
+
+@pytest.mark.parametrize(
+    "branch",
+    [in_place, *(pytest.param(each, marks=pytest.mark.slow) for each in WRITING[1:])],
+    ids=lambda function: function.__name__,
+)
+def test_masks_that_come_later_and_are_written_to(branch: Callable[..., Any]) -> None:
     def unless_missing(h: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         return h if mask is None else branch(h, mask)
 
-    assert_exact(Branching(branch), batches(FULL, HOLES, FULL))
     first = ((batches(FULL)[0][0][0], None), {})
     assert_exact(Branching(unless_missing), [first, *batches(FULL, HOLES)])
 

@@ -95,7 +95,14 @@ def plans_of_auto():
     return [solve(problem, AUTO, throw=False) for problem in problems]
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if name not in ("brute_force", "auto")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "auto_thorough" else ())
+        for name in registry.names()
+        if name not in ("brute_force", "auto")
+    ],
+)
 def test_never_worse_than_another_planner(name, plans_of_auto):
     for ours in plans_of_auto:
         if registry.get(name).supports(ours.problem) is None:

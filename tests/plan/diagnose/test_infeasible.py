@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -350,8 +351,18 @@ CASES: list[tuple[Callable[[], tuple[nn.Module, Tensor]], Cause, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "cause", "advice"), CASES, ids=[case[0].__name__ for case in CASES])
-@pytest.mark.parametrize("planner", ["auto", "greedy"])
+@pytest.mark.parametrize(
+    ("planner", "make", "cause", "advice"),
+    [
+        pytest.param(
+            planner,
+            *case,
+            marks=pytest.mark.slow if planner == "auto" and case[0] is deep else (),
+            id=f"{planner}-{case[0].__name__}",
+        )
+        for planner, case in itertools.product(["auto", "greedy"], CASES)
+    ],
+)
 def test_the_least_budget_of_the_message_works(
     make: Callable[[], tuple[nn.Module, Tensor]], cause: Cause, advice: str, planner: str
 ) -> None:
