@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from lowtide import errors
 from lowtide.analysis.batch_search import BatchFit
-from lowtide.analysis.compare import Comparison
 from lowtide.analysis.explain_peak import Explanation
+from lowtide.analysis.planner_comparison import Comparison
 from lowtide.api import compare, explain, max_batch, plan, plans, unwrap, wrap
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, Value

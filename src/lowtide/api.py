@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowtide.analysis.batch_search import MOST, BatchFit
-from lowtide.analysis.compare import BUDGETS, Comparison, check_comparison, compare_planners
 from lowtide.analysis.explain_peak import Explanation, explain_plan
+from lowtide.analysis.planner_comparison import BUDGETS, Comparison, check_comparison, compare_planners
 from lowtide.errors import InvalidBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.plan.core.planner import AbstractPlanner

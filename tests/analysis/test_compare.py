@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.analysis.compare import REFUSED, Comparison, compare_planners
+from lowtide.analysis.planner_comparison import REFUSED, Comparison, compare_planners
 from lowtide.errors import InvalidBudgetError, InvalidOptionError, PlanFileError, UnknownPlannerError
 from lowtide.graph import samples
 from lowtide.plan.core.planner import AbstractPlanner, Proposal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowtide import Costs, Graph, Plan, Problem, solve
-from lowtide.analysis.compare import Comparison, compare_planners
+from lowtide.analysis.planner_comparison import Comparison, compare_planners
 from lowtide.graph.samples import unet
 
 HOSTILE = (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lowtide.analysis.compare import compare_planners
+from lowtide.analysis.planner_comparison import compare_planners
 from lowtide.errors import InvalidBudgetError, InvalidGraphError, InvalidOptionError, PlannerRefusedError
 from lowtide.graph import samples
 from lowtide.graph.build import GraphBuilder

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import lowtide
 from helpers.report_samples import HOSTILE, comparison_of, hostile_names, plain_names, plan_of
-from lowtide.analysis.compare import ComparisonRow
+from lowtide.analysis.planner_comparison import ComparisonRow
 from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.graph.samples import chain, random_dag
 from lowtide.plan.core.account import MemoryAccount

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from lowtide.analysis.compare import ComparisonRow, compare_planners
+from lowtide.analysis.planner_comparison import ComparisonRow, compare_planners
 from lowtide.errors import InvalidOptionError
 from lowtide.files import write_json
 from lowtide.plan.core.planner import AbstractPlanner

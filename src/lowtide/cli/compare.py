@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lowtide.analysis.compare import BUDGETS, compare_planners
+from lowtide.analysis.planner_comparison import BUDGETS, compare_planners
 from lowtide.cli.common import (
     add_model,
     add_output,

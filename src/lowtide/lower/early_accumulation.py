@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-from lowtide.pytorch.autograd_nodes import has_tensor_hooks, is_executed, roots_of_running_backward
+from lowtide.pytorch.running_autograd import has_tensor_hooks, is_executed, roots_of_running_backward
 
 # In a larger graph of autograd nodes the search would take longer than it is worth; autograd then adds by itself.
 _MOST_NODES = 20_000

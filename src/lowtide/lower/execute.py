@@ -14,9 +14,9 @@ from torch import Tensor, fx
 from lowtide.capture.program import is_tangent
 from lowtide.errors import LowtideWarning
 from lowtide.lower.emit_graphs import Lowered
-from lowtide.pytorch.autograd_nodes import node_of_running_forward
 from lowtide.pytorch.compiler.joint_graph import Run, run_of
 from lowtide.pytorch.ops import SOFTMAX, UNSAFE_VIEW, is_op, softmax
+from lowtide.pytorch.running_autograd import node_of_running_forward
 
 aten = torch.ops.aten
 

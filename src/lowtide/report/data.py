@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lowtide.analysis.compare import Comparison
 from lowtide.analysis.explain_peak import Explanation, Share, explain_plan
+from lowtide.analysis.planner_comparison import Comparison
 from lowtide.errors import InvalidOptionError
 from lowtide.graph.ir import Graph
 from lowtide.plan.core.module_table import module_rows

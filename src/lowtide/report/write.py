@@ -20,7 +20,7 @@ from lowtide.report.image_file import Course, can_draw, draw, plan_panel
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.analysis.compare import Comparison
+    from lowtide.analysis.planner_comparison import Comparison
     from lowtide.plan.core.result import Plan
 
 PAGES = (".html", ".htm")

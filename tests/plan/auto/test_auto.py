@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from helpers.tiny_problems import cases, optimum_of
-from lowtide.analysis.compare import compare_planners
+from lowtide.analysis.planner_comparison import compare_planners
 from lowtide.errors import InvalidOptionError
 from lowtide.graph import samples
 from lowtide.plan import registry
