@@ -24,6 +24,7 @@ lowtide reproduce hong
 lowtide reproduce all --out out/reproduce --force
 lowtide reproduce kusumoto --graphs path/to/graphs --only ResNet50
 """
+# Wide enough for the papers' tables beside ours without breaking rows.
 _WIDTH = 160
 PAPERS = ("chen", "hong", "feng", "kusumoto")
 

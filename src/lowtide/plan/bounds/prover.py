@@ -46,8 +46,7 @@ spec.loader.exec_module(module)
 from lowtide.plan.bounds.prover import serve
 serve(greeting)
 """
-# In the environment of the process, so that it never starts another.
-# Seconds in which a process must have said that it is ready.
+# Seconds in which a process must have said that it is ready: far more than a loaded machine takes to start one.
 _READY_SECONDS = 60.0
 _PACKAGE = Path(__file__).parents[2] / "__init__.py"
 

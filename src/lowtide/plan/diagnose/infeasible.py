@@ -283,6 +283,7 @@ class Situation:
         return self.planner not in _SEARCH_ALL and not self.proved and avoidable and not above
 
 
+# Messages are wrapped at this width: they are read in terminals and in logs.
 _WIDTH = 100
 # The command line writes the command's name before the first line, Python the error's.
 _FIRST_WIDTH = 80
