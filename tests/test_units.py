@@ -3,7 +3,7 @@
 import pytest
 
 from lowtide.errors import InvalidBudgetError
-from lowtide.units import Budget, format_bytes, format_seconds, parse_budget
+from lowtide.units import Budget, counted, format_bytes, format_seconds, parse_budget
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,11 @@ def test_format_bytes(number, text):
 )
 def test_format_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 block runs"), (1, "1 block run"), (3, "3 block runs")])
+def test_counted(number, text):
+    assert counted(number, "block run") == text
 
 
 @pytest.mark.parametrize("text", ["50%", "1.50 GiB", "auto"])

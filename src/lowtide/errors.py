@@ -93,6 +93,10 @@ class VerificationError(LowtideError, RuntimeError):
     """`verify=True` found a result that differs from plain training."""
 
 
+class RanksError(LowtideError, RuntimeError):
+    """Processes that train together cannot go on: one of them is gone, or they would communicate in other orders."""
+
+
 class UnsupportedTorchError(LowtideError, ImportError):
     """The PyTorch that is installed lacks private names that lowtide needs; the message lists them."""
 

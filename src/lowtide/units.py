@@ -1,4 +1,4 @@
-"""Bytes and seconds as people write them, and back; the only place where units live."""
+"""Bytes, seconds and counts as people write them, and sizes back; the only place where units live."""
 
 from __future__ import annotations
 
@@ -110,3 +110,8 @@ def format_seconds(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.2f} {unit}"
     return f"{seconds * 1e9:.0f} ns" if seconds else "0 s"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `number` with its noun: "1 block run", "3 block runs"; `noun` is in the singular."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

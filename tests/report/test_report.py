@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lowtide
-from helpers.report_samples import HOSTILE, comparison_of, hostile_names, plain_names, plan_of
+from helpers.report_samples import HOSTILE, Reader, comparison_of, hostile_names, plain_names, plan_of
 from lowtide.analysis.planner_comparison import ComparisonRow
 from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.graph.samples import chain, random_dag
@@ -20,28 +19,6 @@ from lowtide.plan.core.account import MemoryAccount
 from lowtide.report.data import KINDS, report_data
 from lowtide.report.write import html_page, memory_chart, text_report
 from lowtide.units import format_bytes
-
-
-class Reader(HTMLParser):
-    """Collects what a page is made of."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.data: list[str] = []
-        self.inside = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self.inside = dict(attrs).get("id") or ""
-
-    def handle_data(self, data: str) -> None:
-        if self.inside == "data":
-            self.data.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = ""
 
 
 @pytest.fixture(scope="module")

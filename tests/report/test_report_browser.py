@@ -10,6 +10,7 @@ import pytest
 
 from helpers.chromium import launched
 from helpers.report_samples import comparison_of, hostile_names, plain_names, plan_of
+from helpers.step_samples import step_plan
 
 CHARTS = ("memory", "peak-modules", "peak-sources", "kept", "recompute", "tradeoff")
 PHONE = {"width": 390, "height": 844}
@@ -27,6 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     plan = plan_of(plain_names())
     plan.report(folder / "plain.html", comparison=comparison_of(plan))
     plan_of(hostile_names()).report(folder / "hostile.html")
+    step_plan().report(folder / "step.html")
     return {path.stem: path.as_uri() for path in Path(folder).iterdir()}
 
 
@@ -160,3 +162,16 @@ def test_hostile_names_are_shown_and_not_run(show: Any) -> None:
     assert page.locator("img").count() == 0
     assert page.evaluate("window.attacked") is None
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_a_step_shows_its_course_and_one_block_at_a_time(show: Any) -> None:
+    page = show("step")
+    assert "forward | backward" in texts(page, "step")
+    assert "budget" in texts(page, "step")
+    assert page.locator("#block-name").inner_text() == "embedding"
+    for chart in CHARTS:
+        assert page.locator(f"#{chart}-chart svg path").count() > 5, chart
+    page.locator("#blocks-table a").last.click()
+    page.wait_for_function("document.getElementById('block-name')?.textContent === 'decoder.layers.0'")
+    page.wait_for_selector("html[data-ready]")
+    assert page.locator("#memory-chart svg path").count() > 5

@@ -9,6 +9,8 @@ from typing import Any
 from lowtide.plan.core.account import MemoryAccount
 from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import infeasible_memory
+from lowtide.step.peak import peak_facts
+from lowtide.step.plan import StepPlan
 from lowtide.text_table import text_table
 from lowtide.units import format_bytes
 
@@ -28,7 +30,7 @@ class Trial:
 
     batch: int
     fits: bool
-    plan: Plan
+    plan: Plan | StepPlan
     account: MemoryAccount
 
     @property
@@ -51,7 +53,7 @@ class BatchFit:
 
     batch: int
     memory_bytes: int
-    plan: Plan
+    plan: Plan | StepPlan
     account: MemoryAccount
     trials: tuple[Trial, ...]
 
@@ -78,7 +80,7 @@ class BatchFit:
             "peak_bytes": self.account.peak_bytes,
             "overhead": plan.overhead,
             "planner": plan.planner,
-            "costs": plan.problem.costs.source,
+            "costs": plan.costs_source,
             "account": self.account.to_dict(),
             "trials": [
                 {"batch": trial.batch, "fits": trial.fits, "needed_bytes": trial.needed_bytes} for trial in self.trials
@@ -118,7 +120,7 @@ def search(attempt: Callable[[int], Trial], memory_bytes: int, *, most: int = MO
         return trials[batch].fits
 
     if not fits(1):
-        raise infeasible_memory(trials[1].account, trials[1].plan, memory_bytes, least_batch=True)
+        raise infeasible_memory(trials[1].account, peak_facts(trials[1].plan), memory_bytes, least_batch=True)
     low, high = 1, _first_guess(trials[1], memory_bytes, most)
     while low < most and fits(high):
         low, high = high, min(most, 2 * high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,10 +15,13 @@ from lowtide.graph.ir import Graph
 from lowtide.plan import registry
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.core.result import Outcome
+from lowtide.plan.core.result import Outcome, Plan
+from lowtide.plan.menu import menu_planner
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress, silent
 from lowtide.schedule.steps import Schedule
+from lowtide.step.plan import StepPlan
+from lowtide.step.replan import with_budget, with_menus
 from lowtide.text_table import text_table
 from lowtide.units import Budget, format_bytes, format_seconds, parse_budget
 
@@ -207,6 +211,76 @@ def compare_planners(
         num_ops=len(graph.ops),
         fingerprint=graph.fingerprint,
         costs_source=costs.source,
+    )
+
+
+def compare_plan(
+    plan: Plan | StepPlan,
+    *,
+    budgets: Sequence[int | str] = BUDGETS,
+    planners: Sequence[str | AbstractPlanner] | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Return what each of `planners` makes of what `plan` was made for; see `compare_planners`."""
+    if isinstance(plan, StepPlan):
+        return compare_step(plan, budgets=budgets, planners=planners, progress=progress)
+    problem = plan.problem
+    return compare_planners(problem.graph, problem.costs, budgets=budgets, planners=planners, progress=progress)
+
+
+def compare_step(
+    step: StepPlan,
+    *,
+    budgets: Sequence[int | str] = BUDGETS,
+    planners: Sequence[str | AbstractPlanner] | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Return what the menus of each of `planners` make of a step of several blocks at each of `budgets`.
+
+    Args:
+        step: A plan of the step.
+        budgets: Bytes, sizes or shares of the unplanned peak.
+        planners: Names or planners; by default the one whose menus such steps have.
+        progress: Receives a line of text now and then.
+    """
+    limits = _checked_budgets(budgets)
+    labels = _labels(limits)
+    asked = _named_planners(["greedy"] if planners is None else planners, everything=False)
+    sizes = [max(1, limit.resolve(step.baseline_peak_bytes)) for limit in limits]
+    rows: dict[int, list[ComparisonRow]] = {index: [] for index in range(len(limits))}
+    for name, planner in asked.items():
+        progress(f"menus by {name}")
+        begin = time.perf_counter()
+        try:
+            made = with_menus(step, menu_planner(planner), name, progress)
+        except PlannerRefusedError as error:
+            for index, size in enumerate(sizes):
+                refused = ComparisonRow(name, labels[index], size, REFUSED, None, None, None, 0.0, str(error))
+                rows[index].append(refused)
+            continue
+        seconds = time.perf_counter() - begin
+        for index, size in enumerate(sizes):
+            rows[index].append(_step_row(with_budget(made, size), name, labels[index], seconds))
+    return Comparison(
+        rows=tuple(row for index in range(len(limits)) for row in rows[index]),
+        baseline_peak_bytes=step.baseline_peak_bytes,
+        baseline_seconds=step.baseline_seconds,
+        num_ops=step.num_ops,
+        fingerprint=step.fingerprint,
+        costs_source=step.costs_source,
+    )
+
+
+def _step_row(plan: StepPlan, name: str, budget: str, seconds: float) -> ComparisonRow:
+    return ComparisonRow(
+        planner=name,
+        budget=budget,
+        budget_bytes=plan.budget_bytes,
+        outcome=plan.outcome.name,
+        peak_bytes=plan.peak_bytes,
+        overhead=plan.overhead,
+        bound=plan.bound,
+        seconds=seconds,
     )
 
 

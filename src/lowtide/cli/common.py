@@ -14,6 +14,8 @@ from lowtide.errors import InvalidBudgetError, InvalidOptionError, LowtideError,
 from lowtide.plan import registry
 from lowtide.plan.core.account import optimizer_memory, parse_memory
 from lowtide.plan.core.result import Plan
+from lowtide.step.load import load
+from lowtide.step.plan import StepPlan
 from lowtide.units import parse_budget
 
 
@@ -36,6 +38,22 @@ def add_planning(parser: argparse.ArgumentParser, *, planner: bool = True) -> No
         metavar="SOURCE",
         help="measured (default), analytic, or the name of a device such as a100-80gb",
     )
+
+
+def add_blocks(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says which modules are blocks of the step."""
+    parser.add_argument(
+        "--blocks",
+        nargs="+",
+        metavar="NAME",
+        help="modules that are blocks of the step, such as model.layers; auto (default) or whole",
+    )
+
+
+def blocks_of(options: argparse.Namespace) -> str | list[str]:
+    """Return the option `blocks` as `lowtide.plan` takes it."""
+    names: list[str] = options.blocks or ["auto"]
+    return names[0] if len(names) == 1 and names[0] in ("auto", "whole") else names
 
 
 def add_memory(parser: argparse._ActionsContainer) -> None:
@@ -112,14 +130,15 @@ def is_plan_file(name: str) -> bool:
     return name.lower().endswith(".json")
 
 
-def problem_of(options: argparse.Namespace) -> Plan:
+def problem_of(options: argparse.Namespace) -> Plan | StepPlan:
     """Return the plan of plain training of the model that `options` name, or the saved plan that they name."""
     if is_plan_file(options.model):
-        refuse_with_plan(options, "costs", "meta")
-        return Plan.load(options.model)
+        refuse_with_plan(options, "costs", "meta", "blocks")
+        return load(options.model)
     from lowtide.api import plan
 
-    return plan(*load_case(options.model, meta=options.meta), budget="100%", planner="keep_all", costs=options.costs)
+    case = load_case(options.model, meta=options.meta)
+    return plan(*case, budget="100%", planner="keep_all", costs=options.costs, blocks=blocks_of(options))
 
 
 def refuse_with_plan(options: argparse.Namespace, *names: str) -> None:

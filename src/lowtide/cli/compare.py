@@ -1,7 +1,8 @@
 """Planners and budgets side by side: what each planner makes of each budget, in peak memory and extra time.
 
 The best planner at each budget is marked with a *. With a saved plan in place of a model nothing is captured or
-measured: its graph and costs are used.
+measured: its graph and costs are used. In a step of several blocks a planner makes the menus of the blocks, and the
+default is one planner, greedy.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lowtide.analysis.planner_comparison import BUDGETS, compare_planners
+from lowtide.analysis.planner_comparison import BUDGETS, compare_plan
 from lowtide.cli.common import (
+    add_blocks,
     add_model,
     add_output,
     add_planning,
@@ -47,9 +49,10 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=planner_name,
         metavar="NAME",
-        help="default: all but brute_force, auto_thorough",
+        help="default: all but brute_force, auto_thorough; for a step of several blocks, greedy",
     )
     add_planning(parser, planner=False)
+    add_blocks(parser)
     add_output(parser, out="save the table here, as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write the trade-off as a page (.html)")
 
@@ -66,9 +69,8 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidBudgetError('The budget "auto" cannot be compared with others; name a size or a share.')
     plan = problem_of(options)
     with ProgressLine() as progress:
-        comparison = compare_planners(
-            plan.problem.graph,
-            plan.problem.costs,
+        comparison = compare_plan(
+            plan,
             budgets=options.budgets,
             planners=options.planners,
             progress=progress,

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
+from lowtide.api import main_plan
 from lowtide.errors import InvalidBudgetError
 from lowtide.measure import memory_timeline
 from lowtide.report.image_file import Course, Panel, can_draw, draw
@@ -120,7 +121,7 @@ def compare(name: str, options: argparse.Namespace) -> tuple[Panel, bool]:
     print(f"\n{NAMES[name]}, {size:,} parameters, budget {options.budget}\n", flush=True)
     equal, ratio = train_both(plain, planned, options.steps)
     courses = plain.course("plain", options.steps), planned.course("planned", options.steps)
-    plan = max(lowtide.plans(planned.model), key=lambda each: each.peak_bytes)
+    plan = main_plan(lowtide.plans(planned.model))
     measured = courses[1].peak_bytes
     print(f"\n  results    {'equal to the last bit' if equal else 'DIFFERENT'}: losses, parameters, random state")
     print(

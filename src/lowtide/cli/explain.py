@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 
-from lowtide.analysis.explain_peak import explain_plan
+from lowtide.analysis.explain_step import explain_any
 from lowtide.cli.common import (
+    add_blocks,
     add_model,
     add_output,
     add_planning,
+    blocks_of,
     budget,
     check_files,
     is_plan_file,
@@ -22,6 +24,8 @@ from lowtide.cli.common import (
 )
 from lowtide.cli.models import load_case
 from lowtide.plan.core.result import Plan
+from lowtide.step.load import load
+from lowtide.step.plan import StepPlan
 
 EXAMPLES = """
 lowtide explain my_model.py:make
@@ -36,6 +40,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=budget, help="explain the plan for this budget (default: plain training)")
     parser.add_argument("--no-less", action="store_true", help="do not work out what less memory would cost")
     add_planning(parser)
+    add_blocks(parser)
     add_output(parser, out="save the explanation here, as JSON")
 
 
@@ -46,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     check_files([options.out], force=options.force)
     plan = _plan(options)
     with ProgressLine() as progress:
-        found = explain_plan(plan, planner=options.planner, less=not options.no_less, progress=progress)
+        found = explain_any(plan, planner=options.planner, less=not options.no_less, progress=progress)
     if options.out is not None:
         found.save(options.out)
     show(options, found, found.to_dict())
@@ -54,12 +59,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> Plan | StepPlan:
     if is_plan_file(options.model):
-        refuse_with_plan(options, "budget", "costs", "meta")
-        return Plan.load(options.model)
+        refuse_with_plan(options, "budget", "costs", "meta", "blocks")
+        return load(options.model)
     from lowtide import api
 
     planner = "keep_all" if options.budget is None else options.planner
     case = load_case(options.model, meta=options.meta)
-    return api.plan(*case, budget=options.budget or "100%", planner=planner, costs=options.costs)
+    blocks = blocks_of(options)
+    return api.plan(*case, budget=options.budget or "100%", planner=planner, costs=options.costs, blocks=blocks)

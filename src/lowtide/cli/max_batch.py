@@ -12,11 +12,13 @@ from typing import Any
 
 from lowtide.analysis.batch_search import MOST
 from lowtide.cli.common import (
+    add_blocks,
     add_memory,
     add_model,
     add_optimizer,
     add_output,
     add_planning,
+    blocks_of,
     check_files,
     show,
     whole_number,
@@ -39,6 +41,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_optimizer(parser)
     parser.add_argument("--most", type=whole_number, default=MOST, help="the largest batch to try")
     add_planning(parser)
+    add_blocks(parser)
     add_output(parser, out="save the plan for this batch here, as JSON")
 
 
@@ -57,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         planner=options.planner,
         costs=options.costs,
         most=options.most,
+        blocks=blocks_of(options),
     )
     if options.out is not None:
         fit.plan.save(options.out)

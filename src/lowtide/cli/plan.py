@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.cli.common import (
+    add_blocks,
     add_memory,
     add_model,
     add_optimizer,
     add_output,
     add_planning,
+    blocks_of,
     budget,
     check_files,
     is_plan_file,
@@ -31,11 +33,14 @@ from lowtide.plan import registry
 from lowtide.plan.core.module_table import module_rows
 from lowtide.plan.core.result import Plan
 from lowtide.report.write import check_report_path
+from lowtide.step.load import load
+from lowtide.step.plan import StepPlan
 
 EXAMPLES = """
 lowtide plan my_model.py:make --budget 50% --report plan.html
 lowtide plan my_model.py:make --budget 6GiB --out plan.json
 lowtide plan package.large:make --meta --device a100-80gb --optimizer adamw
+lowtide plan package.large:make --budget 50% --blocks model.layers
 lowtide plan plan.json --report plan.html
 """
 
@@ -48,6 +53,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_memory(memory)
     add_optimizer(parser)
     add_planning(parser)
+    add_blocks(parser)
     add_output(parser, out="save the plan here, as JSON")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what the planner did and why, on stderr")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report: .html, .png, .svg or .txt")
@@ -60,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
     if options.report is not None:
         check_report_path(options.report)
     plan = _plan(options)
-    if options.verbose and plan.planner in registry.names():
-        print(f"{plan.planner}:", registry.get(plan.planner).choose(plan.problem), sep="\n", file=sys.stderr)
+    if options.verbose:
+        _say_choice(plan)
     if options.out is not None:
         plan.save(options.out)
     if options.report is not None:
@@ -71,29 +77,51 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> Plan | StepPlan:
     if is_plan_file(options.model):
-        refuse_with_plan(options, "budget", "memory", "device", "costs", "meta")
-        return Plan.load(options.model)
+        refuse_with_plan(options, "budget", "memory", "device", "costs", "meta", "blocks")
+        return load(options.model)
     if options.budget is None and options.memory is None and options.device is None:
         raise InvalidOptionError("Say what memory there is: --budget 50%, --memory 24GiB or --device a100-80gb.")
     from lowtide import api
 
     case = load_case(options.model, meta=options.meta)
-    planning = {"planner": options.planner, "costs": options.costs, "optimizer": options.optimizer}
-    return api.plan(*case, budget=options.budget, memory=options.memory, device=options.device, **planning)
+    return api.plan(
+        *case,
+        budget=options.budget,
+        memory=options.memory,
+        device=options.device,
+        planner=options.planner,
+        costs=options.costs,
+        optimizer=options.optimizer,
+        blocks=blocks_of(options),
+    )
 
 
-def summary(plan: Plan) -> dict[str, Any]:
+def _say_choice(plan: Plan | StepPlan) -> None:
+    """Say on stderr what the planner does for the graph, or for every block of a step."""
+    if plan.planner not in registry.names():
+        return
+    planner = registry.get(plan.planner)
+    if isinstance(plan, Plan):
+        graphs = {"": plan.problem}
+    else:
+        pairs = zip(plan.problem.blocks, plan.menus, strict=True)
+        graphs = {f" for {block.name}": menu[0].problem for block, menu in pairs if menu}
+    for name, problem in graphs.items():
+        print(f"{plan.planner}{name}:", planner.choose(problem), sep="\n", file=sys.stderr)
+
+
+def summary(plan: Plan | StepPlan) -> dict[str, Any]:
     """Return the figures of `plan` for JSON."""
-    problem = plan.problem
+    parts = _modules(plan) if isinstance(plan, Plan) else _blocks(plan)
     return {
         "format": "lowtide-plan-summary",
         "version": 1,
         "planner": plan.planner,
         "outcome": plan.outcome.name,
-        "fingerprint": problem.graph.fingerprint,
-        "num_ops": len(problem.graph.ops),
+        "fingerprint": plan.fingerprint,
+        "num_ops": plan.num_ops,
         "num_recomputed": plan.num_recomputed,
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": plan.peak_bytes,
@@ -103,9 +131,18 @@ def summary(plan: Plan) -> dict[str, Any]:
         "overhead": plan.overhead,
         "bound": plan.bound,
         "gap": plan.gap,
-        "baseline_seconds": problem.baseline.seconds,
+        "baseline_seconds": plan.baseline_seconds,
         "planning_seconds": plan.seconds,
-        "costs": problem.costs.source,
+        "costs": plan.costs_source,
         "account": None if plan.account is None else plan.account.to_dict(),
-        "modules": [asdict(row) for row in module_rows(problem.graph, problem.costs, plan.schedule)],
+        **parts,
     }
+
+
+def _modules(plan: Plan) -> dict[str, Any]:
+    problem = plan.problem
+    return {"modules": [asdict(row) for row in module_rows(problem.graph, problem.costs, plan.schedule)]}
+
+
+def _blocks(plan: StepPlan) -> dict[str, Any]:
+    return {"peak_place": plan.peak_place, "blocks": [asdict(row) for row in plan.rows]}

@@ -15,34 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.environment import cache_dir, plan_cache_is_on
-from lowtide.errors import LowtideError, LowtideWarning
+from lowtide.errors import InfeasibleBudgetError, LowtideError, LowtideWarning
 from lowtide.files import replace_text
-from lowtide.graph.io import costs_to_dict, graph_to_dict, read_fields, read_float, read_ids, read_int, read_str
+from lowtide.graph.io import costs_to_dict, graph_to_dict, read_fields
+from lowtide.plan.core.answer import FIELDS, answer_from_dict, answer_to_dict
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.problem import Problem
-from lowtide.plan.core.result import Outcome, Plan
+from lowtide.plan.core.result import Plan
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress
-from lowtide.schedule.steps import Schedule
-from lowtide.schedule.verify import verify
 
 FORMAT = "lowtide-answer"
 VERSION = 1
 MOST_FILES = 256
 MOST_FILE_BYTES = 64 * 2**20
-_FIELDS = {
-    "format",
-    "version",
-    "key",
-    "planner",
-    "outcome",
-    "bound",
-    "given_bound",
-    "min_peak_bytes",
-    "seconds",
-    "forward",
-    "backward",
-}
+_FIELDS = {"format", "version", "key", *FIELDS}
 _PARTS = ("graph", "schedule", "plan")
 
 
@@ -125,45 +112,15 @@ def _code_digest() -> str:
 
 
 def _record(plan: Plan, key: str) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "key": key,
-        "planner": plan.planner,
-        "outcome": plan.outcome.name,
-        "bound": plan.bound,
-        "given_bound": plan.given_bound,
-        "min_peak_bytes": plan.min_peak_bytes,
-        "seconds": plan.seconds,
-        "forward": list(plan.schedule.forward),
-        "backward": list(plan.schedule.backward),
-    }
+    return {"format": FORMAT, "version": VERSION, "key": key, **answer_to_dict(plan)}
 
 
 def _plan(data: object, key: str, problem: Problem) -> Plan | None:
     fields = read_fields(data, "The file", _FIELDS)
     if (fields["format"], fields["version"], fields["key"]) != (FORMAT, VERSION, key):
         return None
-    outcome = Outcome.__members__.get(read_str(fields["outcome"], "outcome"))
-    if outcome is None:
-        return None
-    schedule = Schedule(read_ids(fields["forward"], "forward"), read_ids(fields["backward"], "backward"))
-    verify(problem.graph, schedule)
-    trace = problem.price(schedule)
-    if not problem.fits(trace):
-        return None
-    bound, given = fields["bound"], fields["given_bound"]
-    return Plan(
-        problem=problem,
-        schedule=schedule,
-        trace=trace,
-        planner=read_str(fields["planner"], "planner"),
-        outcome=outcome,
-        bound=None if bound is None else read_float(bound, "bound"),
-        given_bound=None if given is None else read_float(given, "given_bound"),
-        min_peak_bytes=read_int(fields["min_peak_bytes"], "min_peak_bytes"),
-        seconds=read_float(fields["seconds"], "seconds"),
-    )
+    plan = answer_from_dict({name: fields[name] for name in FIELDS}, problem)
+    return plan if plan is not None and plan.fits else None
 
 
 def _modified(file: Path) -> float:
@@ -196,6 +153,16 @@ def solve_once(problem: Problem, planner: AbstractPlanner, progress: Progress) -
     if plan.seconds >= _WORTH_SECONDS:
         _keep(store, plan, planner)
     return plan
+
+
+def solve_or_nearest(problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
+    """Return the plan that `planner` makes, also if the one of least peak that it knows does not fit the budget."""
+    try:
+        return solve_once(problem, planner, progress)
+    except InfeasibleBudgetError as error:
+        if not isinstance(error.plan, Plan):
+            raise
+        return error.plan
 
 
 def _keep(store: PlanStore, plan: Plan, planner: AbstractPlanner) -> None:

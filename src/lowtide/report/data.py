@@ -65,6 +65,7 @@ def short_source(source: str) -> str:
 def _summary(plan: Plan) -> dict[str, Any]:
     return {
         "planner": plan.planner,
+        "cut": plan.cut,
         "outcome": plan.outcome.name,
         "sentence": plan.outcome.value,
         "peak_bytes": plan.peak_bytes,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from lowtide.graph.costs import Costs
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
+from lowtide.step.plan import StepPlan
+from lowtide.step.simulate import StepTrace
 
 if TYPE_CHECKING:
     from lowtide.plan.core.result import Plan
@@ -69,6 +71,53 @@ def plan_panel(plan: Plan) -> Panel:
         plan.budget_bytes,
         time_label="time in the step (ms, predicted)",
     )
+
+
+def panel_of(plan: Plan | StepPlan) -> Panel:
+    """Return the predicted memory over the step of plain training and of a plan of either kind."""
+    return step_panel(plan) if isinstance(plan, StepPlan) else plan_panel(plan)
+
+
+def step_panel(step: StepPlan) -> Panel:
+    """Return the predicted memory over the step of plain training and of the plan of a step of several blocks."""
+    chosen = [None if plan is None else (plan.trace, plan.problem.costs, plan.schedule) for plan in step.plans]
+    plain = [
+        None if plan is None else (plan.problem.baseline, plan.problem.costs, Schedule.keep_all(plan.problem.graph))
+        for plan in step.plans
+    ]
+    return Panel(
+        f"{step.planner}: {100 * step.overhead:.1f} % more time",
+        (_step_course("plain", step.plain, plain), _step_course("planned", step.trace, chosen)),
+        step.budget_bytes,
+        time_label="time in the blocks of the step (ms, predicted)",
+    )
+
+
+def _step_course(label: str, trace: StepTrace, runs: Sequence[tuple[Trace, Costs, Schedule] | None]) -> Course:
+    """Return the course of a step; code between blocks, and blocks without a graph, take no time here."""
+    points: list[tuple[float, int]] = [(0.0, 0)]
+    clock, begin, level = 0.0, None, 0
+    for moment, peak, after in zip(trace.moments, trace.peaks, trace.levels, strict=True):
+        if moment.kind == "gap":
+            # The last gap of forward is the first moment after it.
+            begin = clock if begin is None and moment.index > len(runs) else begin
+            points += [(clock, max(peak, level)), (clock, after)]
+            level = after
+            continue
+        run = runs[moment.index]
+        if run is not None:
+            own, costs, schedule = run
+            first = 0 if moment.kind == "forward" else own.boundary
+            last = own.boundary if moment.kind == "forward" else len(schedule.steps)
+            base = level - (own.saved_bytes if moment.kind == "backward" else 0)
+            for number in range(first, last):
+                points.append((clock, base + own.bytes_during[number]))
+                clock += costs.seconds[schedule.steps[number]]
+        else:
+            points.append((clock, peak))
+        points.append((clock, after))
+        level = after
+    return Course(label, points, begin)
 
 
 def course_of(label: str, schedule: Schedule, trace: Trace, costs: Costs) -> Course:

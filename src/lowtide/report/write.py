@@ -12,11 +12,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.analysis.explain_peak import explain_plan
+from lowtide.analysis.explain_step import explain_any
 from lowtide.errors import InvalidOptionError, ReportError
 from lowtide.files import replace_file, replace_text
 from lowtide.report.data import KINDS, report_data
-from lowtide.report.image_file import Course, can_draw, draw, plan_panel
+from lowtide.report.image_file import Course, can_draw, draw, panel_of
+from lowtide.report.step_data import shown_blocks, step_report_data
+from lowtide.step.plan import StepPlan
 from lowtide.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ WIDTH, HEIGHT = 72, 14
 PLANNED, PLAIN, BUDGET = "█", "░", "─"
 
 
-def write_report(plan: Plan, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:
+def write_report(plan: Plan | StepPlan, path: str | os.PathLike[str], comparison: Comparison | None = None) -> None:
     """Write a report of `plan` to `path`, replacing what is there.
 
     Raises:
@@ -43,7 +45,7 @@ def write_report(plan: Plan, path: str | os.PathLike[str], comparison: Compariso
         if suffix in PICTURES:
             _write_picture(plan, path)
         elif suffix in PAGES:
-            replace_text(path, html_page(plan, comparison))
+            replace_text(path, page_of(plan, comparison))
         else:
             replace_text(path, text_report(plan, comparison) + "\n")
     except OSError as error:
@@ -64,43 +66,112 @@ def check_report_path(path: str | os.PathLike[str]) -> str:
     return suffix
 
 
-def _write_picture(plan: Plan, path: str | os.PathLike[str]) -> None:
+def _write_picture(plan: Plan | StepPlan, path: str | os.PathLike[str]) -> None:
     if not can_draw():
         raise ReportError("Pictures need matplotlib: pip install 'lowtide[picture]'. A page (.html) does not.")
     with replace_file(path) as temporary:
-        draw([plan_panel(plan)], temporary)
+        draw([panel_of(plan)], temporary)
+
+
+def page_of(plan: Plan | StepPlan, comparison: Comparison | None = None) -> str:
+    """Return the whole page for a plan of either kind."""
+    return step_page(plan, comparison) if isinstance(plan, StepPlan) else html_page(plan, comparison)
 
 
 def html_page(plan: Plan, comparison: Comparison | None = None) -> str:
     """Return the whole page for `plan`."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
     data = report_data(plan, comparison)
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    # The kinds of memory keep their order: that of the layers in the chart.
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
-    template = environment.from_string(_asset("templates/report.html.jinja"))
-    return template.render(
+    return _rendered(
+        "report",
         data=data | {"kinds": KINDS},
         summary=data["summary"],
         tiles=_tiles(data["summary"]),
+        sections=_sections(plan, data),
+        **_assets(),
+    )
+
+
+def step_page(step: StepPlan, comparison: Comparison | None = None) -> str:
+    """Return the whole page for a step of several blocks, with the plan of each of them inside."""
+    from markupsafe import Markup
+
+    data = step_report_data(step, comparison)
+    shown = shown_blocks(step)
+    plans = {each.id: report_data(each.plan) for each in shown}
+    own = [
+        {"id": each.id, "name": each.name, "data": plans[each.id] | {"kinds": KINDS}, "variant": each.variant}
+        for each in shown
+    ]
+    return _rendered(
+        "step",
+        data=data | {"blocks": own},
+        summary=data["summary"],
+        tiles=_tiles(data["summary"]),
+        rows=data["rows"],
+        parts=data["parts"],
+        comparison=_compared(comparison),
+        account=_account(step),
+        blocks=[vars(each) | {"sections": _sections(each.plan, plans[each.id])} for each in shown],
+        step_script=Markup(_asset("assets/step.js")),
+        **_assets(),
+    )
+
+
+def _sections(plan: Plan, data: dict[str, Any]) -> Any:
+    """Return the sections of a page that are about one graph."""
+    from markupsafe import Markup
+
+    text = _rendered(
+        "plan_sections",
+        summary=data["summary"],
         peak=data["peak"],
         tradeoff=data["tradeoff"],
         proved=any(overhead > 0 for _, overhead in data["tradeoff"]["bounds"]),
         account=_account(plan),
         format_bytes=format_bytes,
-        style=Markup(_asset("assets/report.css")),
-        script=Markup(_asset("assets/report.js")),
-        library=Markup(_asset("assets/echarts.common.min.js")),
     )
+    return Markup(text)
+
+
+def _assets() -> dict[str, Any]:
+    from markupsafe import Markup
+
+    return {
+        "format_bytes": format_bytes,
+        "format_seconds": format_seconds,
+        "style": Markup(_asset("assets/report.css")),
+        "script": Markup(_asset("assets/report.js")),
+        "library": Markup(_asset("assets/echarts.common.min.js")),
+    }
+
+
+def _rendered(name: str, **values: Any) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    # The kinds of memory keep their order: that of the layers in the chart.
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    return environment.from_string(_asset(f"templates/{name}.html.jinja")).render(**values)
+
+
+def _compared(comparison: Comparison | None) -> list[dict[str, str]]:
+    return [
+        {
+            "budget": row.budget,
+            "planner": row.planner,
+            "peak": "-" if row.peak_bytes is None else format_bytes(row.peak_bytes),
+            "overhead": "-" if row.overhead is None else f"{100 * row.overhead:.2f} %",
+            "outcome": row.outcome.replace("_", " ").lower(),
+        }
+        for row in (comparison.rows if comparison is not None else ())
+    ]
 
 
 def _asset(name: str) -> str:
     return files("lowtide.report").joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
-def _account(plan: Plan) -> list[tuple[str, int]]:
+def _account(plan: Plan | StepPlan) -> list[tuple[str, int]]:
     """Return what training takes besides the step, part by part and in all; nothing if that is not known."""
     account = plan.account
     if account is None:
@@ -116,6 +187,7 @@ def _account(plan: Plan) -> list[tuple[str, int]]:
         ("buffers", account.buffer_bytes),
         ("batch", account.batch_bytes),
         ("optimizer state", account.optimizer_bytes),
+        *([("gradient buckets", account.bucket_bytes)] if account.bucket_bytes else []),
         moment,
         ("in all", account.peak_bytes),
     ]
@@ -144,17 +216,17 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def text_report(plan: Plan, comparison: Comparison | None = None) -> str:
+def text_report(plan: Plan | StepPlan, comparison: Comparison | None = None) -> str:
     """Return the report of `plan` as lines of text."""
-    parts = [str(plan), memory_chart(plan), str(explain_plan(plan, less=False))]
+    parts = [str(plan), memory_chart(plan), str(explain_any(plan, less=False))]
     if comparison is not None:
         parts.append(str(comparison))
     return "\n\n".join(parts)
 
 
-def memory_chart(plan: Plan, *, width: int = WIDTH, height: int = HEIGHT) -> str:
+def memory_chart(plan: Plan | StepPlan, *, width: int = WIDTH, height: int = HEIGHT) -> str:
     """Return the memory of plain and planned training over time, drawn with block letters."""
-    panel = plan_panel(plan)
+    panel = panel_of(plan)
     plain, planned = panel.courses
     end = max(course.points[-1][0] for course in panel.courses)
     top = max(plan.baseline_peak_bytes, plan.peak_bytes, 1)

@@ -24,17 +24,8 @@ from lowtide.graph.ir import Graph
 from lowtide.plan.core.account import MemoryAccount
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
-from lowtide.plan.diagnose.infeasible import (
-    AskedBudget,
-    Cause,
-    Part,
-    Situation,
-    account_parts,
-    infeasible,
-    infeasible_memory,
-    least_share,
-    peak_parts,
-)
+from lowtide.plan.diagnose.infeasible import AskedBudget, Situation, infeasible, infeasible_memory, least_share
+from lowtide.plan.diagnose.peak_parts import Cause, Part, account_parts, graph_peak, peak_parts
 from lowtide.plan.planners.greedy import Greedy
 from lowtide.plan.solve import solve
 from lowtide.schedule.steps import Schedule
@@ -51,6 +42,7 @@ ADVICE = {
     "breaks": "Remove the graph breaks",
     "optimizer": "Use an optimizer that keeps less",
     "model": "Use a smaller model",
+    "between": "Hold less between the blocks",
     "planner": 'Search longer: planner="auto_thorough"',
 }
 
@@ -131,9 +123,9 @@ def test_the_parts_of_an_account_add_up_to_its_peak(
     plan = least_plan(with_gradients(problem))
     *first, update = resident
     account = MemoryAccount(*first, step_bytes=plan.peak_bytes + other, update_bytes=update)
-    assert sum(part.bytes for part in account_parts(account, plan)) == account.peak_bytes
+    assert sum(part.bytes for part in account_parts(account, graph_peak(plan))) == account.peak_bytes
     if plan.schedule.steps:
-        error = infeasible_memory(account, plan, 1)
+        error = infeasible_memory(account, graph_peak(plan), 1)
         assert error.least_bytes == account.peak_bytes
         check_widths(str(error))
 
@@ -158,10 +150,12 @@ def test_advice_is_given_from_a_third_of_the_peak_on(parts: list[tuple[Cause, in
         "outputs": weighs(Cause.OUTPUTS),
         "op": weighs(Cause.OP),
         "breaks": weighs(Cause.EARLIER),
-        "batch": share(Cause.OP, Cause.KEPT, Cause.PASSING, Cause.OUTPUTS, Cause.BATCH) >= 1 / 3,
+        "between": weighs(Cause.BETWEEN),
+        "batch": share(Cause.OP, Cause.KEPT, Cause.PASSING, Cause.OUTPUTS, Cause.BATCH, Cause.BLOCKS, Cause.BETWEEN)
+        >= 1 / 3,
         "optimizer": share(Cause.OPTIMIZER, Cause.UPDATE) >= 1 / 3,
         "model": share(Cause.PARAMETERS, Cause.OPTIMIZER, Cause.UPDATE) >= 1 / 3,
-        "planner": share(Cause.KEPT, Cause.PASSING, Cause.STATES, Cause.EARLIER) * total > excess - 0.5,
+        "planner": share(Cause.KEPT, Cause.PASSING, Cause.STATES, Cause.EARLIER, Cause.BLOCKS) * total > excess - 0.5,
     }
     advice = Situation(made, total - excess, excess, "greedy", "an op").advice()
     assert given_advice(advice) == {name for name, is_given in expected.items() if is_given}

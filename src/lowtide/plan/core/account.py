@@ -17,6 +17,9 @@ _TEMPORARY = {"sgd": 0, "sgd-momentum": 0, "adam": 2, "adamw": 2}
 # Adam counts the steps of every parameter in a float of its own.
 _STEP_BYTES = {"sgd": 0, "sgd-momentum": 0, "adam": 4, "adamw": 4}
 
+# Figures of training in several processes.
+_OF_PROCESSES = frozenset({"bucket_bytes", "sharding_bytes"})
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryAccount:
@@ -28,8 +31,12 @@ class MemoryAccount:
         batch_bytes: The arguments of the call.
         optimizer_bytes: What the optimizer keeps.
         gradient_bytes: Gradients of all parameters that are trained.
-        step_bytes: Peak of forward and backward on top of all the above but the gradients, which it includes.
+        step_bytes: Peak of forward and backward on top of all else but the gradients, which it includes.
         update_bytes: What the optimizer's update allocates and frees again.
+        bucket_bytes: The buckets in which gradients are reduced over several processes, which always stay.
+        sharding_bytes: Of the step, the most that is there because parameters are sharded: unsharded parameters, the
+            buffers of gathering and reducing, and reduced gradients.
+            If there is any, the account is of a wrapped model, and batch and optimizer are not known.
     """
 
     parameter_bytes: int
@@ -39,11 +46,14 @@ class MemoryAccount:
     gradient_bytes: int
     step_bytes: int = 0
     update_bytes: int = 0
+    bucket_bytes: int = 0
+    sharding_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:
         """What is there during the whole step."""
-        return self.parameter_bytes + self.buffer_bytes + self.batch_bytes + self.optimizer_bytes
+        model_bytes = self.parameter_bytes + self.buffer_bytes
+        return model_bytes + self.batch_bytes + self.optimizer_bytes + self.bucket_bytes
 
     @property
     def peak_bytes(self) -> int:
@@ -51,15 +61,15 @@ class MemoryAccount:
         return self.resident_bytes + max(self.step_bytes, self.gradient_bytes + self.update_bytes)
 
     def to_dict(self) -> dict[str, int]:
-        """Return the figures by name, for JSON."""
-        return asdict(self)
+        """Return the figures by name, for JSON; those of several processes only where there are any."""
+        return {name: size for name, size in asdict(self).items() if size or name not in _OF_PROCESSES}
 
     @staticmethod
     def from_dict(data: object) -> MemoryAccount:
         """Return the account that `data` describes; raise `InvalidGraphError` if it describes none."""
         names = {field.name for field in fields(MemoryAccount)}
-        found = read_fields(data, "The account", names)
-        return MemoryAccount(**{name: read_int(found[name], name) for name in sorted(names)})
+        found = read_fields(data, "The account", names - _OF_PROCESSES, set(_OF_PROCESSES))
+        return MemoryAccount(**{name: read_int(found[name], name) for name in sorted(found)})
 
     def lines(self) -> list[str]:
         """Return the account as a table."""
@@ -72,12 +82,17 @@ class MemoryAccount:
         rows = [
             ("parameters", self.parameter_bytes),
             ("buffers", self.buffer_bytes),
-            ("batch", self.batch_bytes),
-            ("optimizer state", self.optimizer_bytes),
+            *([] if self.sharding_bytes else [("batch", self.batch_bytes), ("optimizer state", self.optimizer_bytes)]),
+            *([("gradient buckets", self.bucket_bytes)] if self.bucket_bytes else []),
             moment,
-            ("peak of training", self.peak_bytes),
+            *self._sharding_rows(),
+            ("peak without batch and optimizer" if self.sharding_bytes else "peak of training", self.peak_bytes),
         ]
         return text_table(("memory", "bytes", ""), [(name, str(size), format_bytes(size)) for name, size in rows])
+
+    def _sharding_rows(self) -> list[tuple[str, int]]:
+        words = "of that at most, unsharded parameters and buffers"
+        return [(words, self.sharding_bytes)] if self.sharding_bytes else []
 
     def __str__(self) -> str:
         """Return the account as a table."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Protocol
 
 from lowtide.plan.core.account import MemoryAccount
+from lowtide.plan.core.figures import PlanFigures
 from lowtide.plan.core.module_table import module_rows, module_table
 from lowtide.plan.core.plan_file import PlanRecord, read_record, write_record
 from lowtide.plan.core.problem import Problem
 from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
-from lowtide.units import format_bytes, format_seconds
+from lowtide.units import format_bytes
 
 
 class Outcome(Enum):
@@ -35,15 +35,11 @@ class Outcome(Enum):
     )
 
 
-class ReportWriter(Protocol):
-    """Writes a plan to a file for people."""
-
-    def __call__(self, plan: Plan, path: str | os.PathLike[str], comparison: Any, /) -> None:
-        """Write `plan` to `path`."""
+OUTCOMES = tuple(outcome.name for outcome in Outcome)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(PlanFigures):
     """A schedule for a problem, priced by the simulator.
 
     Attributes:
@@ -59,6 +55,7 @@ class Plan:
         min_peak_bytes: Least peak known for this problem.
         seconds: Time spent planning.
         account: All the memory that training takes, if the plan was made for a device or a size of memory.
+        cut: Why the model is cut into blocks as it is, or into none; None if there was nothing to decide on.
     """
 
     problem: Problem
@@ -71,10 +68,7 @@ class Plan:
     seconds: float
     account: MemoryAccount | None = None
     given_bound: float | None = None
-
-    # Pages and pictures are a layer above this one, which therefore does not import them: the package root, where all
-    # parts are put together, says who writes reports.
-    report_writer: ClassVar[ReportWriter]
+    cut: str | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -92,19 +86,29 @@ class Plan:
         return self.problem.budget_bytes
 
     @property
-    def fits(self) -> bool:
-        """Whether the peak is within the budget."""
-        return self.problem.fits(self.trace)
-
-    @property
     def overhead(self) -> float:
         """Extra seconds as a share of the seconds of plain training."""
         return self.problem.overhead(self.trace)
 
     @property
-    def gap(self) -> float | None:
-        """How far the overhead may be from the least possible one, or None if there is no bound."""
-        return None if self.bound is None else max(0.0, self.overhead - self.bound)
+    def costs_source(self) -> str:
+        """Where the costs of the ops come from."""
+        return self.problem.costs.source
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the graph."""
+        return self.problem.graph.fingerprint
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops of the graph."""
+        return len(self.problem.graph.ops)
+
+    @property
+    def baseline_seconds(self) -> float:
+        """Seconds of plain training."""
+        return self.problem.baseline.seconds
 
     @property
     def saved_bytes(self) -> int:
@@ -118,37 +122,31 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path` as JSON, replacing what is there."""
-        write_record(
-            PlanRecord(
-                problem=self.problem,
-                schedule=self.schedule,
-                planner=self.planner,
-                outcome=self.outcome.name,
-                bound=self.bound,
-                min_peak_bytes=self.min_peak_bytes,
-                seconds=self.seconds,
-                account=self.account,
-                given_bound=self.given_bound,
-            ),
-            path,
+        write_record(self.to_record(), path)
+
+    def to_record(self) -> PlanRecord:
+        """Return what a plan file holds of it."""
+        return PlanRecord(
+            problem=self.problem,
+            schedule=self.schedule,
+            planner=self.planner,
+            outcome=self.outcome.name,
+            bound=self.bound,
+            min_peak_bytes=self.min_peak_bytes,
+            seconds=self.seconds,
+            account=self.account,
+            given_bound=self.given_bound,
+            cut=self.cut,
         )
-
-    def report(self, path: str | os.PathLike[str], *, comparison: Any = None) -> None:
-        """Write a report to `path`, replacing what is there: a page (.html), a picture (.png, .svg) or text (.txt).
-
-        The page is one file that needs no network: memory over the step, what is alive at the peak, what each module
-        keeps and recomputes, memory against time, and all ops.
-
-        Args:
-            path: The file; its suffix says what it becomes.
-            comparison: Other planners and budgets to show beside this plan, from `lowtide.compare`.
-        """
-        type(self).report_writer(self, path, comparison)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """Return the plan saved at `path`; raise `PlanFileError` if the file is not a valid plan."""
-        record = read_record(path, outcomes=[outcome.name for outcome in Outcome])
+        return Plan.from_record(read_record(path, outcomes=OUTCOMES))
+
+    @staticmethod
+    def from_record(record: PlanRecord) -> Plan:
+        """Return the plan that a plan file holds."""
         return Plan(
             problem=record.problem,
             schedule=record.schedule,
@@ -160,34 +158,28 @@ class Plan:
             seconds=record.seconds,
             account=record.account,
             given_bound=record.given_bound,
+            cut=record.cut,
         )
 
     def __str__(self) -> str:
         """Return summary lines, then a table by module."""
         graph = self.problem.graph
         rows = module_rows(graph, self.problem.costs, self.schedule)
-        account = [] if self.account is None else ["", *self.account.lines()]
-        return "\n".join([*self._summary(), *account, "", *module_table(rows)])
+        return "\n".join([*self._summary(), *self.account_lines(), "", *module_table(rows)])
 
     def _summary(self) -> list[str]:
-        share = 100 * self.peak_bytes / self.baseline_peak_bytes if self.baseline_peak_bytes else 100.0
-        graph = self.problem.graph
-        extra = self.trace.seconds - self.problem.baseline.seconds
         return [
             f"Plan by {self.planner}: {self.outcome.value}",
-            f"  peak      {format_bytes(self.peak_bytes)} of {format_bytes(self.budget_bytes)} allowed; "
-            f"{format_bytes(self.baseline_peak_bytes)} without a plan ({share:.1f} %)",
-            f"  overhead  {100 * self.overhead:.2f} % ({format_seconds(extra)} on "
-            f"{format_seconds(self.problem.baseline.seconds)}, costs {self.problem.costs.source}){self._proof()}",
-            f"  graph     {len(graph.ops)} ops, {self.num_recomputed} recomputed, "
+            self.peak_line(),
+            self.overhead_line(),
+            *self.cut_lines(),
+            f"  graph     {self.num_ops} ops, {self.num_recomputed} recomputed, "
             f"{format_bytes(self.saved_bytes)} saved for backward",
-            f"  planning  {format_seconds(self.seconds)}",
+            self.planning_line(),
         ]
 
     def _proof(self) -> str:
-        if not self.bound or self.gap is None:
-            return ""
-        proof = f"; at least {100 * self.bound:.2f} % is needed, so at most {100 * self.gap:.2f} % is wasted"
-        if self.given_bound is None or self.given_bound <= self.overhead:
+        proof = super()._proof()
+        if not proof or self.given_bound is None or self.given_bound <= self.overhead:
             return proof
         return f"{proof} in this order of ops; in the recorded one, at least {100 * self.given_bound:.2f} % is needed"

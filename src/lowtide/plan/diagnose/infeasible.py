@@ -3,198 +3,30 @@
 from __future__ import annotations
 
 import textwrap
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 
 from lowtide.errors import InfeasibleBudgetError
-from lowtide.graph.ir import Graph
 from lowtide.plan.core.account import MemoryAccount
-from lowtide.plan.core.result import Outcome, Plan
-from lowtide.plan.diagnose import alive_tensors as alive
-from lowtide.plan.diagnose.alive_tensors import AliveTensor, at_source, phase_at_peak, short_target, tensors_at_peak
+from lowtide.plan.core.result import Plan
+from lowtide.plan.diagnose.peak_parts import (
+    Cause,
+    Part,
+    PeakFacts,
+    account_parts,
+    earlier_part,
+    graph_peak,
+    is_in_update,
+    sort_parts,
+)
 from lowtide.units import Budget, format_bytes, parse_budget
-
-
-class Cause(Enum):
-    """Why bytes are there at a peak."""
-
-    GRADIENTS = "gradients"
-    OUTPUTS = "outputs"
-    OP = "op"
-    HANDOVERS = "handovers"
-    PASSING = "passing gradients"
-    KEPT = "kept"
-    STATES = "generator states"
-    EARLIER = "earlier graphs"
-    PARAMETERS = "parameters"
-    BUFFERS = "buffers"
-    BATCH = "batch"
-    OPTIMIZER = "optimizer state"
-    UPDATE = "update"
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes of one cause at a peak.
-
-    Attributes:
-        cause: The cause.
-        bytes: Their number.
-        words: What they are.
-        floor_bytes: Bytes of this cause that every schedule holds at one moment: no planner goes below.
-    """
-
-    cause: Cause
-    bytes: int
-    words: str
-    floor_bytes: int = 0
-
-
-_CAUSES = {
-    alive.RETURNED_GRADIENT: Cause.GRADIENTS,
-    alive.OUTPUT: Cause.OUTPUTS,
-    alive.WRITTEN: Cause.OP,
-    alive.READ: Cause.OP,
-    alive.HANDOVER: Cause.HANDOVERS,
-    alive.PASSING_GRADIENT: Cause.PASSING,
-    alive.KEPT: Cause.KEPT,
-    alive.GENERATOR_STATE: Cause.STATES,
-}
-
-
-def peak_parts(plan: Plan, unit: str = "op") -> tuple[Part, ...]:
-    """Return what is there at the peak of `plan` by cause, largest first; the parts add up to the peak.
-
-    Args:
-        plan: The plan.
-        unit: What ops are called: "op", or "block" in a chain.
-    """
-    if not plan.schedule.steps:
-        return ()
-    tensors = tensors_at_peak(plan)
-    of: dict[Cause, list[AliveTensor]] = defaultdict(list)
-    for tensor in tensors:
-        of[_CAUSES[tensor.role]].append(tensor)
-    op = plan.schedule.steps[plan.trace.peak_step]
-    inside = plan.problem.costs.workspace_bytes[op]
-    # The caller's generator state, put aside while an op repeats its random numbers.
-    aside = plan.peak_bytes - inside - _total(tensors)
-    extra = {Cause.OP: inside, Cause.STATES: aside}
-    parts = [_part(plan, cause, of[cause], extra.get(cause, 0), unit) for cause in Cause]
-    return sort_parts(parts)
-
-
-def account_parts(account: MemoryAccount, plan: Plan) -> tuple[Part, ...]:
-    """Return what training takes at its peak by cause, largest first; the parts add up to the account's peak."""
-    parts = [
-        Part(Cause.PARAMETERS, account.parameter_bytes, "parameters"),
-        Part(Cause.BUFFERS, account.buffer_bytes, "buffers"),
-        Part(Cause.BATCH, account.batch_bytes, "the batch"),
-        Part(Cause.OPTIMIZER, account.optimizer_bytes, "optimizer state"),
-    ]
-    if is_in_update(account):
-        gradients = account.gradient_bytes
-        parts.append(Part(Cause.GRADIENTS, gradients, "parameter gradients", gradients))
-        parts.append(Part(Cause.UPDATE, account.update_bytes, "temporaries of the optimizer's update"))
-    else:
-        parts += [*peak_parts(plan), earlier_part(account.step_bytes - plan.peak_bytes)]
-    return sort_parts(parts)
-
-
-def is_in_update(account: MemoryAccount) -> bool:
-    """Whether the peak of training is in the optimizer's update and not in forward or backward."""
-    return account.gradient_bytes + account.update_bytes > account.step_bytes
-
-
-def earlier_part(held_bytes: int) -> Part:
-    """Return what other graphs of the same call hold."""
-    return Part(Cause.EARLIER, held_bytes, "kept for backward by other graphs of this call")
-
-
-def sort_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return the parts that are not empty, largest first."""
-    return tuple(sorted((part for part in parts if part.bytes), key=lambda part: -part.bytes))
-
-
-def op_in_words(plan: Plan, unit: str = "op") -> str:
-    """Return what runs at the peak: "mm in head (models/net.py:12)", or "Linear backward of block 3" in a chain."""
-    op = plan.problem.graph.ops[plan.schedule.steps[plan.trace.peak_step]]
-    place = f" {'in' if unit == 'op' else f'of {unit}'} {op.module}" if op.module else ""
-    return f"{short_target(op.target)}{place}{at_source(op.source)}"
-
-
-def _part(plan: Plan, cause: Cause, tensors: Sequence[AliveTensor], extra: int, unit: str) -> Part:
-    size = _total(tensors) + extra
-    words, graph = cause.value, plan.problem.graph
-    floor = 0
-    if cause is Cause.GRADIENTS:
-        words, floor = _gradients_in_words(graph), _held_bytes(graph, gradients=True)
-    elif cause is Cause.OUTPUTS:
-        words, floor = _outputs_in_words(tensors), _held_bytes(graph, gradients=False)
-    elif cause is Cause.OP:
-        words, floor = _alone_in_words(tensors, extra, unit), size
-    elif cause is Cause.HANDOVERS:
-        words = "new contents of buffers, until forward ends"
-    elif cause is Cause.PASSING:
-        words = f"gradients of activations that wait; {_largest(tensors)}"
-    elif cause is Cause.KEPT:
-        words = f"{_kept_in_words(plan)}; {_largest(tensors)}"
-    elif cause is Cause.STATES:
-        words = "states of random generators, to repeat what they drew"
-    return Part(cause, size, words, floor)
-
-
-def _gradients_in_words(graph: Graph) -> str:
-    """Return whose gradients stay: they are of parameters if each has a parameter of its size."""
-    values = [graph.values[value] for value in graph.held]
-    sizes = Counter(value.bytes for value in values if value.kind == "gradient" and value.bytes)
-    parameters = Counter(value.bytes for value in graph.values if value.kind == "parameter")
-    return "parameter gradients" if sizes <= parameters else "gradients of parameters and inputs"
-
-
-def _held_bytes(graph: Graph, *, gradients: bool) -> int:
-    values = [graph.values[value] for value in graph.held]
-    return sum(
-        value.bytes for value in values if value.producer is not None and (value.kind == "gradient") == gradients
-    )
-
-
-def _outputs_in_words(tensors: Sequence[AliveTensor]) -> str:
-    arriving = any(tensor.kind == "tangent" for tensor in tensors)
-    return f"outputs that the caller holds{', and the gradients of outputs' if arriving else ''}"
-
-
-def _alone_in_words(tensors: Sequence[AliveTensor], inside: int, unit: str) -> str:
-    read = _total([tensor for tensor in tensors if tensor.role == alive.READ])
-    written = _total([tensor for tensor in tensors if tensor.role == alive.WRITTEN])
-    named = {"inputs": read, "outputs": written, "temporaries": inside}
-    sizes = [f"{name} of {format_bytes(size)}" for name, size in named.items() if size]
-    return f"this {unit} alone: {', '.join(sizes)}"
-
-
-def _kept_in_words(plan: Plan) -> str:
-    return "activations kept for later" if phase_at_peak(plan) == "forward" else "activations saved for backward"
-
-
-def _largest(tensors: Sequence[AliveTensor]) -> str:
-    if not tensors:
-        return ""
-    first = tensors[0]
-    return f"the largest is {format_bytes(first.bytes)}, {first.what}{at_source(first.source)}"
-
-
-def _total(tensors: Sequence[AliveTensor]) -> int:
-    return sum(tensor.bytes for tensor in tensors)
-
 
 # A cause is worth advice from this share of the peak on.
 _SHARE = 1 / 3
-_GROWS_WITH_BATCH = (Cause.OP, Cause.KEPT, Cause.PASSING, Cause.OUTPUTS, Cause.BATCH)
+_GROWS_WITH_BATCH = (Cause.OP, Cause.KEPT, Cause.PASSING, Cause.OUTPUTS, Cause.BATCH, Cause.BLOCKS, Cause.BETWEEN)
 _OF_OPTIMIZER = (Cause.OPTIMIZER, Cause.UPDATE)
 # What another schedule may hold less of.
-_AVOIDABLE = (Cause.KEPT, Cause.PASSING, Cause.STATES, Cause.EARLIER)
+_AVOIDABLE = (Cause.KEPT, Cause.PASSING, Cause.STATES, Cause.EARLIER, Cause.BLOCKS)
 _SEARCH_ALL = ("auto_thorough", "brute_force")
 
 
@@ -245,6 +77,11 @@ class Situation:
             yield self._smaller_batch()
         if Cause.EARLIER in weighty:
             yield "Remove the graph breaks before this part of the model (TORCH_LOGS=graph_breaks shows them)."
+        if Cause.BETWEEN in weighty:
+            yield (
+                "Hold less between the blocks: what the code there makes or passes on is not planned. Let go of it "
+                "earlier (del), or move that code into a module that is a block."
+            )
         if self._share(*_OF_OPTIMIZER) >= _SHARE:
             yield 'Use an optimizer that keeps less: "sgd" keeps nothing, "sgd-momentum" half of what "adam" does.'
         if self._share(Cause.PARAMETERS, *_OF_OPTIMIZER) >= _SHARE:
@@ -347,61 +184,80 @@ def infeasible(plan: Plan, asked: AskedBudget | None = None, *, unit: str = "op"
     asked = asked or AskedBudget(f"{plan.budget_bytes} bytes", plan.budget_bytes)
     least = asked.held_bytes + plan.peak_bytes
     whole = asked.whole_bytes or asked.held_bytes + plan.baseline_peak_bytes
-    parts = sort_parts([*peak_parts(plan, unit), earlier_part(asked.held_bytes)])
-    proved = plan.outcome is Outcome.IMPOSSIBLE
-    share = least_share(least, whole) if asked.is_share else None
+    peak = graph_peak(plan, unit)
+    peak = replace(peak, parts=sort_parts([*peak.parts, earlier_part(asked.held_bytes)]))
+    proof = "It is proved that there is none that runs the ops in the given order." if peak.proved else ""
+    return budget_error(asked, peak, least_bytes=least, whole_bytes=whole, proof=proof, unit=unit)
+
+
+def budget_error(
+    asked: AskedBudget, peak: PeakFacts, *, least_bytes: int, whole_bytes: int, proof: str = "", unit: str = "op"
+) -> InfeasibleBudgetError:
+    """Return the error about a budget that no schedule keeps, in the words of all such errors.
+
+    Args:
+        asked: The budget as the user gave it.
+        peak: The least peak known.
+        least_bytes: The least budget known to work.
+        whole_bytes: What the step takes without a plan.
+        proof: What is proved, a sentence.
+        unit: What ops are called: "op", or "block" in a chain.
+    """
     situation = Situation(
-        parts, asked.left_bytes, least - asked.bytes, plan.planner, op_in_words(plan, unit), unit, proved
+        peak.parts, asked.left_bytes, least_bytes - asked.bytes, peak.planner, peak.op, unit, peak.proved
     )
-    raised = f"Raise the budget to {least} bytes or more"
+    share = least_share(least_bytes, whole_bytes) if asked.is_share else None
+    raised = f"Raise the budget to {least_bytes} bytes or more"
     raised += f' (budget="{share}").' if share else "."
     lines = [
         *_wrapped(f"No schedule within the budget of {asked} was found.", width=_FIRST_WIDTH),
-        *(["It is proved that there is none that runs the ops in the given order."] if proved else []),
+        *_wrapped(proof),
         *_wrapped(
-            f"The least budget known to work with planner {plan.planner!r} is {_size(least)}"
+            f"The least budget known to work with planner {peak.planner!r} is {_size(least_bytes)}"
             f"{f', or {share}' if share else ''}."
         ),
-        *_wrapped(f"It is {_percent(least, whole)} of the unplanned step, which takes {_size(whole)}."),
-        *_wrapped(f"{_moment(plan, unit)} there are:"),
-        *_table(parts),
+        *_wrapped(
+            f"It is {_percent(least_bytes, whole_bytes)} of the unplanned step, which takes {_size(whole_bytes)}."
+        ),
+        *_wrapped(f"{peak.moment} there are:"),
+        *_table(peak.parts),
         *_help([raised, *situation.advice()]),
     ]
-    return InfeasibleBudgetError("\n".join(lines), budget_bytes=asked.bytes, least_bytes=least, plan=plan)
+    return InfeasibleBudgetError("\n".join(lines), budget_bytes=asked.bytes, least_bytes=least_bytes, plan=peak.plan)
 
 
 def infeasible_memory(
-    account: MemoryAccount, plan: Plan, memory_bytes: int, *, least_batch: bool = False
+    account: MemoryAccount, peak: PeakFacts, memory_bytes: int, *, least_batch: bool = False
 ) -> InfeasibleBudgetError:
     """Return the error that says why training does not fit a memory.
 
     Args:
         account: Where the memory goes with the plan of least peak known.
-        plan: That plan.
+        peak: The peak of that plan.
         memory_bytes: The memory.
         least_batch: Whether the batch cannot be smaller.
     """
-    parts, needed = account_parts(account, plan), account.peak_bytes
+    parts, needed = account_parts(account, peak), account.peak_bytes
     in_update = is_in_update(account)
     situation = Situation(
         parts,
         memory_bytes - account.resident_bytes,
         needed - memory_bytes,
-        plan.planner,
-        op_in_words(plan),
+        peak.planner,
+        peak.op,
         # Another schedule does not make the update smaller.
-        proved=in_update or plan.outcome is Outcome.IMPOSSIBLE,
+        proved=in_update or peak.proved,
         least_batch=least_batch,
     )
     what = "A batch of one" if least_batch else "Training"
     lines = [
         *_wrapped(f"{what} does not fit the memory of {_size(memory_bytes)}.", width=_FIRST_WIDTH),
-        *_wrapped(f"The least memory known to work with planner {plan.planner!r} is {_size(needed)}."),
-        *_wrapped(f"{'At that peak, in the update by the optimizer,' if in_update else _moment(plan)} there are:"),
+        *_wrapped(f"The least memory known to work with planner {peak.planner!r} is {_size(needed)}."),
+        *_wrapped(f"{'At that peak, in the update by the optimizer,' if in_update else peak.moment} there are:"),
         *_table(parts),
         *_help([f"Use {needed} bytes of memory or more.", *situation.advice()]),
     ]
-    return InfeasibleBudgetError("\n".join(lines), budget_bytes=memory_bytes, least_bytes=needed, plan=plan)
+    return InfeasibleBudgetError("\n".join(lines), budget_bytes=memory_bytes, least_bytes=needed, plan=peak.plan)
 
 
 def infeasible_chain(memory_bytes: int, least_bytes: int) -> InfeasibleBudgetError:
@@ -423,11 +279,6 @@ def least_share(least_bytes: int, whole_bytes: int) -> str | None:
         if count <= 1000 and parse_budget(text).resolve(whole_bytes) >= least_bytes:
             return text
     return None
-
-
-def _moment(plan: Plan, unit: str = "op") -> str:
-    step, steps = plan.trace.peak_step + 1, len(plan.schedule.steps)
-    return f"At that peak, in {phase_at_peak(plan)} at step {step} of {steps}, {op_in_words(plan, unit)},"
 
 
 def _table(parts: Sequence[Part]) -> list[str]:
