@@ -26,9 +26,14 @@ ATTRIBUTES_OF = (
     "torch.Tensor",
     "torch.UntypedStorage",
     "torch.nn.Module",
+    "torch.nn.parallel.DistributedDataParallel",
     "torch.nn.utils.prune.BasePruningMethod",
     "torch.autograd.graph.Node",
     "torch._ops.OpOverload",
+    "torch.distributed.fsdp.FSDPModule",
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState",
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",
+    "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam",
     "torch._functorch._aot_autograd.utils.make_boxed_func",
 )
 

@@ -1,14 +1,10 @@
-"""From the joint graph that AOTAutograd hands over to programs that can be planned.
-
-There is one program for every set of gradients that may come. They share the forward ops, so that one forward graph
-can serve the backward of each.
-"""
+"""From a joint graph, as AOTAutograd traces it, to a program that can be planned."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,20 +13,21 @@ from torch import fx
 from lowtide import device as devices
 from lowtide.capture import recompute_rules
 from lowtide.capture.alias import view_base
+from lowtide.capture.async_collectives import buffer_bytes, holds_inputs, waited_for
 from lowtide.capture.copies import drop_copies
+from lowtide.capture.deliveries import TARGET, Deliveries
 from lowtide.capture.gradient_layout import lay_out_gradients
 from lowtide.capture.inplace_fusion import find_tails
 from lowtide.capture.normalise import normalise
-from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_tangent, output_node
+from lowtide.capture.program import Program, Tail, is_getitem, is_mutable, is_tangent, is_tensor, output_node
 from lowtide.capture.shape_only_inputs import is_stand_in, replace_shape_only_inputs
 from lowtide.capture.source_lines import source_line
 from lowtide.capture.split_conv_backward import split_convolutions
-from lowtide.capture.unused_tangents import unlikely_tangents, without_tangents
-from lowtide.errors import CaptureError, warn
+from lowtide.errors import CaptureError
 from lowtide.graph.ir import Graph, Op, OpId, Value, ValueId
-from lowtide.pytorch.compiler.joint_graph import JointGraph, mutated_input
+from lowtide.pytorch.compiler.joint_graph import mutated_input
 from lowtide.pytorch.nested import tensors_in
-from lowtide.pytorch.ops import op_name
+from lowtide.pytorch.ops import is_collective, op_name
 from lowtide.pytorch.storages import storage_bytes, storage_key
 
 
@@ -76,6 +73,7 @@ def make_program(
     num_forward_outputs: int,
     parameters: Sequence[int],
     like: Program | None = None,
+    deliveries: Deliveries | None = None,
 ) -> Program:
     """Return the `Program` of a joint graph, which it takes over and normalises in place.
 
@@ -86,6 +84,7 @@ def make_program(
         num_forward_outputs: How many of its outputs belong to forward.
         parameters: Positions of the inputs that live as long as the model.
         like: A program of the same forward graph, whose forward ops and values this one shall have.
+        deliveries: Which gradients leave before the end.
     """
     refuse_unplannable(module)
     normalise(module)
@@ -96,9 +95,9 @@ def make_program(
         # Positions of parameters count from behind the tokens that order effects; those of gradients do not.
         parameters = ()
     lay_out_gradients(module, num_forward_outputs, parameters)
-    program = _Folder(module, num_forward_outputs, frozenset(parameters)).fold()
+    program = _Folder(module, num_forward_outputs, frozenset(parameters), {}, deliveries).fold()
     tails = find_tails(program, like)
-    return _Folder(module, num_forward_outputs, frozenset(parameters), tails).fold() if tails else program
+    return _Folder(module, num_forward_outputs, frozenset(parameters), tails, deliveries).fold() if tails else program
 
 
 class _Folder:
@@ -109,10 +108,13 @@ class _Folder:
         module: fx.GraphModule,
         num_forward_outputs: int,
         parameters: frozenset[int],
-        tails: Mapping[fx.Node, tuple[Tail, ...]] | None = None,
+        tails: Mapping[fx.Node, tuple[Tail, ...]],
+        deliveries: Deliveries | None,
     ) -> None:
         self.module = module
-        self.tails_of = tails or {}
+        self.tails_of = tails
+        self.given = deliveries
+        self.deliveries: dict[OpId, tuple[int, ...]] = {}
         self.is_tail = {tail.node for group in self.tails_of.values() for tail in group}
         self.num_forward_outputs = num_forward_outputs
         self.parameters = parameters
@@ -126,6 +128,10 @@ class _Folder:
         self.calls: list[fx.Node | None] = []
         self.replays: dict[OpId, Any] = {}
         self.tails: dict[OpId, tuple[Tail, ...]] = {}
+        # For what a wait returns, the value that the collective fills.
+        self.filled: dict[ValueId, ValueId] = {}
+        # For collectives, what they hold until they are waited for.
+        self.in_flight: dict[OpId, list[ValueId]] = {}
 
     def fold(self) -> Program:
         forward, backward = _phases(self.module, self.outputs[: self.num_forward_outputs])
@@ -134,8 +140,11 @@ class _Folder:
             self._add(node, "activation")
         boundary = len(self.ops)
         self._add_tangents()
+        waiting = self._waiting_groups(backward)
         for node in backward:
             self._add(node, "gradient")
+            for group in waiting.get(node, ()):
+                self._add_delivery(group)
         graph = Graph(tuple(self.ops), tuple(self.values), *self._ends(), boundary)
         return Program(
             module=self.module,
@@ -148,11 +157,46 @@ class _Folder:
             replays=self.replays,
             tails=self.tails,
             parameters=self.parameters,
+            deliveries=self.deliveries,
         )
+
+    def _waiting_groups(self, backward: Sequence[fx.Node]) -> dict[fx.Node, list[tuple[int, ...]]]:
+        """Return behind which node each group of gradients can leave: all are made, and no parameter is read again."""
+        places = {node: place for place, node in enumerate(backward)}
+        primals = [n for n in self.module.graph.find_nodes(op="placeholder") if not is_tangent(n)]
+        groups = self.given.groups if self.given is not None else ()
+        found: dict[fx.Node, list[tuple[int, ...]]] = {}
+        for group in groups:
+            made = {position: self.outputs[self.num_forward_outputs + position] for position in group}
+            present = tuple(position for position, node in made.items() if node in places)
+            if present:
+                readers = [each for position in present for each in _readers(primals[position]) if each in places]
+                last = max((*(made[position] for position in present), *readers), key=places.__getitem__)
+                found.setdefault(last, []).append(present)
+        return found
+
+    def _add_delivery(self, positions: tuple[int, ...]) -> None:
+        """Add an op that delivers the gradients of the inputs at these positions."""
+        assert self.given is not None
+        op_id = len(self.ops)
+        nodes = [self.outputs[self.num_forward_outputs + position] for position in positions]
+        read = tuple(dict.fromkeys(self.value_of[node] for node in nodes))
+        copied = int(self.given.copied_share * sum(self.values[value].bytes for value in read))
+        outputs: tuple[ValueId, ...] = ()
+        if copied:
+            outputs = (len(self.values),)
+            self.values.append(Value(f"reduced_{len(self.deliveries)}", copied, op_id, "gradient"))
+            self.owners.append(nodes[0])
+        self.deliveries[op_id] = positions
+        self.calls.append(None)
+        name = f"deliver_{len(self.deliveries) - 1}"
+        self.ops.append(Op(name, TARGET, read, outputs, pinned="gradients leave once"))
 
     def _add_inputs(self) -> None:
         placeholders = [n for n in self.module.graph.find_nodes(op="placeholder") if not is_tangent(n)]
         for position, node in enumerate(placeholders):
+            if not is_tensor(node):
+                continue
             self._add_value(node, None, "parameter" if position in self.parameters else "input")
         for node in self.module.graph.find_nodes(op="get_attr"):
             self._add_value(node, None, "buffer")
@@ -160,7 +204,8 @@ class _Folder:
 
     def _add_tangents(self) -> None:
         """Add the arrival of the tangents as an op of its own: they are allocated when backward begins."""
-        tangents = [n for n in self.module.graph.find_nodes(op="placeholder") if is_tangent(n) and n.users]
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        tangents = [n for n in placeholders if is_tangent(n) and n.users and is_tensor(n)]
         if not tangents:
             return
         op_id = len(self.ops)
@@ -186,11 +231,13 @@ class _Folder:
 
     def _add_op(self, node: fx.Node, kind: str, results: Sequence[torch.Tensor]) -> None:
         op_id = len(self.ops)
-        inputs = dict.fromkeys(self.value_of[n] for n in node.all_input_nodes if n in self.value_of)
+        read = [self.value_of[n] for n in node.all_input_nodes if n in self.value_of]
+        inputs = dict.fromkeys([*read, *self._behind(read), *self._held_until(node)])
         outputs, once = self._add_results(node, op_id, kind, results)
         tails = self.tails_of.get(node, ())
         for tail in tails:
-            inputs.update(dict.fromkeys(self._add_tail(tail)))
+            others = self._add_tail(tail)
+            inputs.update(dict.fromkeys([*others, *self._behind(others)]))
         if tails:
             self.tails[op_id] = tails
         changed = {n for n in node.all_input_nodes if self.value_of.get(n) in self.changed_values}
@@ -213,6 +260,30 @@ class _Folder:
                 first_run_only=once,
             )
         )
+
+    def _behind(self, values: Sequence[ValueId]) -> list[ValueId]:
+        """Return the values whose memory `values` are: what a wait returns is what the collective has filled."""
+        return [self.filled[value] for value in values if value in self.filled]
+
+    def _held_until(self, node: fx.Node) -> list[ValueId]:
+        """Return what a collective holds until `node`, which waits for it."""
+        source = waited_for(node)
+        if source is None or source not in self.value_of:
+            return []
+        producer = self.values[self.value_of[source]].producer
+        return [] if producer is None else self.in_flight.get(producer, [])
+
+    def _add_in_flight(self, node: fx.Node, op_id: OpId, kind: str) -> list[ValueId]:
+        """Note what the collective `node` holds until it is waited for; return the value for the buffers of its own."""
+        held = [self.value_of[n] for n in node.all_input_nodes if n in self.value_of] if holds_inputs(node) else []
+        self.in_flight[op_id] = [*held, *self._behind(held)]
+        size = buffer_bytes(node, self.device)
+        if not size:
+            return []
+        self.values.append(Value(f"{node.name}_in_flight", size, op_id, kind))
+        self.owners.append(node)
+        self.in_flight[op_id].append(len(self.values) - 1)
+        return [len(self.values) - 1]
 
     def _add_tail(self, tail: Tail) -> list[ValueId]:
         """Let the result of `tail` be the value that it writes over; return the other values that it reads."""
@@ -237,6 +308,18 @@ class _Folder:
         """Add the values that `node` makes; return them, and those that only its first run makes."""
         if not results:
             return (), ()
+        source = waited_for(node)
+        if source is not None and source in self.value_of:
+            # It is there as long as what it waited for, and takes nothing more.
+            value = self._add_value(node, op_id, kind)
+            self.values[value] = replace(self.values[value], bytes=0)
+            self.filled[value] = self.value_of[source]
+            return (value,), ()
+        outputs, once = self._add_made(node, op_id, kind)
+        return (*outputs, *(self._add_in_flight(node, op_id, kind) if is_collective(node.target) else ())), once
+
+    def _add_made(self, node: fx.Node, op_id: OpId, kind: str) -> tuple[tuple[ValueId, ...], tuple[ValueId, ...]]:
+        """Add the values in the storages that `node` makes; return them, and those that only its first run makes."""
         if isinstance(node.meta["val"], torch.Tensor):
             value = self._add_value(node, op_id, kind)
             self.values[value] = replace(self.values[value], bytes=self._result_bytes(node))
@@ -296,17 +379,38 @@ class _Folder:
         descs = output_node(self.module).meta.get("desc") or [None] * len(self.outputs)
         outputs: dict[ValueId, None] = {}
         handovers: dict[ValueId, None] = {}
-        for node, desc in zip(self.outputs, descs, strict=True):
-            if not isinstance(node, fx.Node) or node not in self.value_of:
+        gone = self._gone()
+        for index, (node, desc) in enumerate(zip(self.outputs, descs, strict=True)):
+            if not isinstance(node, fx.Node) or node not in self.value_of or index in gone:
                 continue
             value = self.value_of[node]
-            if self.values[value].producer is not None:
-                (outputs if mutated_input(desc) is None else handovers).setdefault(value)
+            ends = outputs if mutated_input(desc) is None else handovers
+            for each in (value, *self._behind([value])):
+                if self.values[each].producer is not None:
+                    ends.setdefault(each)
+        outputs.update(dict.fromkeys(copy for op in self.deliveries for copy in self.ops[op].outputs))
         # A scalar's tangent is the one that `loss.backward()` makes and holds on to until it returns.
         for made, owner in zip(self.values, self.owners, strict=True):
             if made.kind == "tangent" and owner.meta["val"].numel() == 1:
                 outputs.setdefault(self.value_of[owner])
         return tuple(outputs), tuple(handovers)
+
+    def _gone(self) -> set[int]:
+        """Return the places among the outputs of gradients that die when they are delivered."""
+        if self.given is None or self.given.kept:
+            return set()
+        return {self.num_forward_outputs + position for group in self.deliveries.values() for position in group}
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Return what reads `node` or a view of it, and the views."""
+    found: dict[fx.Node, None] = {}
+    pending = [node]
+    while pending:
+        users = [user for user in pending.pop().users if user not in found]
+        found.update(dict.fromkeys(users))
+        pending += [user for user in users if user.op == "call_function" and view_base(user) is not None]
+    return list(found)
 
 
 def _phases(module: fx.GraphModule, forward_outputs: Sequence[Any]) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -377,44 +481,3 @@ def _module_path(node: fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return _ITEM.sub(r".\g<name>", _ROOT.sub("", path)).lstrip(".")
-
-
-@dataclass(frozen=True)
-class CapturedGraph:
-    """A joint graph and its program.
-
-    Attributes:
-        joint: The joint graph, normalised.
-        program: The program for all gradients to come.
-        unlikely: Positions of the tangents that are not expected to come.
-    """
-
-    joint: JointGraph
-    program: Program
-    unlikely: frozenset[int]
-
-    def without(self, missing: frozenset[int]) -> Program:
-        """Return the program for the tangents at `missing` not to come; it has the forward ops of `program`."""
-        if not missing:
-            return self.program
-        return _program(without_tangents(self.joint.module, missing), self.joint, like=self.program)
-
-
-def capture(joint: JointGraph, *, losses_only: bool) -> CapturedGraph:
-    """Return the captured graph of `joint`, whose module is normalised in place.
-
-    Args:
-        joint: As AOTAutograd has traced it.
-        losses_only: Expect gradients for scalar outputs alone, where there are any.
-    """
-    if any(node.meta.get("recompute") is not None for node in joint.module.graph.nodes):
-        warn(
-            "The model checkpoints parts of itself (torch.utils.checkpoint). The budget decides instead: lowtide plans "
-            "the whole graph as if it did not."
-        )
-    program = _program(joint.module, joint)
-    return CapturedGraph(joint, program, unlikely_tangents(joint.module) if losses_only else frozenset())
-
-
-def _program(module: fx.GraphModule, joint: JointGraph, like: Program | None = None) -> Program:
-    return make_program(module, num_forward_outputs=joint.num_forward_outputs, parameters=joint.parameters, like=like)

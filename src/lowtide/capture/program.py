@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -37,12 +37,13 @@ class Program:
         graph: Its ops and values.
         device: Where it runs; values elsewhere cost nothing.
         num_forward_outputs: How many of the joint graph's outputs belong to forward.
-        calls: For every op its fx node; None for the arrival of the tangents.
+        calls: For every op its fx node; None for the arrival of the tangents, and for deliveries.
         owners: For every value the fx node that holds its storage first.
         values: For every fx node that is a tensor, the value whose storage it is or views.
         replays: For ops whose recomputation differs from their first run, what to call instead.
         tails: For ops of several calls, those behind the first, which write over what it made.
         parameters: Positions of the inputs that live as long as the model.
+        deliveries: For ops that deliver gradients, the positions of the inputs that get them.
     """
 
     module: fx.GraphModule
@@ -55,11 +56,22 @@ class Program:
     replays: Mapping[OpId, Call]
     tails: Mapping[OpId, tuple[Tail, ...]]
     parameters: frozenset[int]
+    deliveries: Mapping[OpId, tuple[int, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def delivered(self) -> frozenset[int]:
+        """Positions of the inputs whose gradients leave backward before it ends."""
+        return frozenset(position for group in self.deliveries.values() for position in group)
 
     @cached_property
     def primals(self) -> tuple[fx.Node, ...]:
         """Placeholders of forward, in order."""
         return tuple(node for node in self._placeholders if not is_tangent(node))
+
+    @cached_property
+    def objects(self) -> tuple[fx.Node, ...]:
+        """Placeholders of forward that are no tensors and that something reads, in order."""
+        return tuple(node for node in self.primals if node.users and not is_tensor(node))
 
     @cached_property
     def tangents(self) -> tuple[fx.Node, ...]:
@@ -74,6 +86,17 @@ class Program:
     def forward_outputs(self) -> tuple[Any, ...]:
         """What forward returns: fx nodes, None, or constants."""
         return self._outputs[: self.num_forward_outputs]
+
+    @cached_property
+    def handed_over(self) -> frozenset[int]:
+        """Positions in `forward_outputs` of what is written into inputs when forward has ended, and dies then."""
+        made = {k: self.values[node] for k, node in enumerate(self.forward_outputs) if node in self.values}
+        kept = set(self.graph.outputs)
+        return frozenset(
+            position
+            for position, value in made.items()
+            if value not in kept and self.graph.values[value].producer is not None
+        )
 
     @cached_property
     def backward_outputs(self) -> tuple[Any, ...]:
@@ -146,6 +169,11 @@ class Program:
 def is_tangent(node: fx.Node) -> bool:
     """Return True if `node` is a placeholder for a gradient that arrives from outside."""
     return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Return True if `node` is a tensor; inputs may be other objects, such as the mesh of devices of a `DTensor`."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def is_getitem(node: fx.Node) -> bool:

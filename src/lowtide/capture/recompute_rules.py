@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.fused_op import Call
-from lowtide.pytorch.ops import BATCH_NORM, BATCH_NORM_NO_STATISTICS, changes_its_input, is_op, op_name
+from lowtide.pytorch.ops import BATCH_NORM, BATCH_NORM_NO_STATISTICS, changes_its_input, is_collective, is_op, op_name
 
 aten = torch.ops.aten
 
@@ -19,7 +19,6 @@ _DECISIONS = {
     "nonzero", "unique", "unique_dim", "unique_consecutive", "_unique2", "searchsorted", "bucketize",
 }  # fmt: skip
 _DECISION_OVERLOADS = {aten.max.dim, aten.min.dim, aten.cummax.default, aten.cummin.default}
-_COLLECTIVES = {"_c10d_functional", "c10d_functional", "_dtensor", "c10d"}
 _PURE = {"aten", "prims", "lowtide", "_quantized", "quantized_decomposed"}
 
 
@@ -38,7 +37,7 @@ def why_pinned(node: fx.Node, changed: Collection[fx.Node]) -> str:
     target: Any = node.target
     if not is_op(target):
         return f"{getattr(target, '__name__', target)} is not an op whose effects are known"
-    if target.namespace in _COLLECTIVES:
+    if is_collective(target):
         return "it communicates with other processes"
     if changes_its_input(target):
         return "it changes its input"
@@ -56,7 +55,7 @@ def why_pinned(node: fx.Node, changed: Collection[fx.Node]) -> str:
 def is_foreign(node: fx.Node) -> bool:
     """Return True if `node` calls something that is no op of PyTorch's own: its temporaries may depend on data."""
     target: Any = node.target
-    return not is_op(target) or target.namespace not in _PURE | _COLLECTIVES
+    return not is_op(target) or not (target.namespace in _PURE or is_collective(target))
 
 
 def replay_call(node: fx.Node) -> Call | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import fx
@@ -18,6 +21,12 @@ _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 def is_inside(file: str) -> bool:
     """Return True if `file` is one of PyTorch's or lowtide's, or generated."""
     return file.startswith(_LIBRARIES) or file.startswith("<")
+
+
+def is_call_of_library(call: Callable[..., Any]) -> bool:
+    """Return True if PyTorch or lowtide has defined a function; classes of traced modules have calls of PyTorch's."""
+    code = getattr(inspect.unwrap(call), "__code__", None)
+    return code is not None and is_inside(code.co_filename)
 
 
 def source_line(node: fx.Node) -> str:

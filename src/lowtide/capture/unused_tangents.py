@@ -25,8 +25,10 @@ aten = torch.ops.aten
 
 def unlikely_tangents(module: fx.GraphModule) -> frozenset[int]:
     """Return the positions of tangents that will probably not come: those of tensors, if there is one of a scalar."""
-    sizes = [node.meta["val"].numel() for node in tangents_of(module)]
-    return frozenset(index for index, size in enumerate(sizes) if size != 1) if 1 in sizes else frozenset()
+    fakes = [node.meta["val"] for node in tangents_of(module)]
+    sizes = [fake.numel() if isinstance(fake, torch.Tensor) else None for fake in fakes]
+    unlikely = (index for index, size in enumerate(sizes) if size not in (1, None))
+    return frozenset(unlikely) if 1 in sizes else frozenset()
 
 
 def tangents_of(module: fx.GraphModule) -> list[fx.Node]:

@@ -19,12 +19,13 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from lowtide.capture.fused_op import Call, one_by_one
+from lowtide.costs.collectives import seconds_on_link
 from lowtide.costs.device_table import DeviceFigures, device_figures
 from lowtide.costs.op_signature import Calls, OpCost, signature
 from lowtide.graph.costs import Costs
 from lowtide.pytorch.fake_tensors import FakeTensor, FakeTensorMode
 from lowtide.pytorch.nested import tensors_in
-from lowtide.pytorch.ops import SAME_FLOPS, without_autocast
+from lowtide.pytorch.ops import SAME_FLOPS, is_collective, without_autocast
 
 aten = torch.ops.aten
 
@@ -84,6 +85,8 @@ def _estimate_one(call: Call, figures: DeviceFigures) -> OpCost:
     result = _fake_result(call)
     inputs, results = tensors_in(call[1:]), tensors_in(result)
     moved = sum(map(_nbytes, inputs)) + sum(map(_nbytes, results))
+    if is_collective(call[0]):
+        return OpCost(seconds_on_link(moved, call[0]), 0)
     flops = _flops(call, result)
     dtype = next((tensor.dtype for tensor in (*inputs, *results) if tensor.is_floating_point()), torch.float32)
     computing = flops / (ATTAINABLE.flops * figures.flops_of(dtype))

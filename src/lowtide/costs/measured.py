@@ -6,6 +6,7 @@ without; the number of threads changes it. That is why running ops one by one pr
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from lowtide.capture.fused_op import Call, in_sequence
 from lowtide.costs.analytic import estimate
 from lowtide.costs.cache import CostCache
 from lowtide.costs.clock import OPS, seconds_of
+from lowtide.costs.collectives import communicates
 from lowtide.costs.device_table import nearest
 from lowtide.costs.op_signature import Calls, OpCost, signature, takes_graphs, target_name
 from lowtide.errors import LowtideWarning, MeasureError
@@ -37,6 +39,13 @@ _STATISTICS: dict[Callable[..., Any], tuple[int, int]] = {
     torch.ops.aten.native_batch_norm_backward.default: (2, 5),
     torch.ops.aten.native_layer_norm_backward.default: (5, 3),
     torch.ops.aten.native_group_norm_backward.default: (4, 2),
+}
+
+# Ops that take as many numbers as a mask has places: the position of the mask, and how many numbers there are.
+_MASKED: dict[Callable[..., Any], tuple[int, Callable[[Any], int]]] = {
+    torch.ops.aten.masked_scatter.default: (1, lambda args: args[2].numel()),
+    torch.ops.aten.masked_scatter_.default: (1, lambda args: args[2].numel()),
+    torch.ops.aten.masked_scatter_backward.default: (1, lambda args: math.prod(args[2])),
 }
 
 
@@ -64,7 +73,25 @@ def _is_flag(fake: torch.Tensor) -> bool:
 
 def _real_call(call: Call, made: dict[int, torch.Tensor]) -> Call:
     target, args, kwargs = call
-    return target, _with_true_dtypes(target, _real(tuple(args), made)), _real(dict(kwargs), made)
+    real = _with_true_dtypes(target, _real(tuple(args), made))
+    _fit_mask(target, real)
+    return target, real, _real(dict(kwargs), made)
+
+
+def _fit_mask(target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Let a mask select as many places as there are numbers for, as it does in a step; fewer where it is expanded.
+
+    It may be expanded already, and it is to the shape of what is written or read.
+    """
+    if target not in _MASKED:
+        return
+    position, count = _MASKED[target]
+    mask = args[position]
+    distinct = mask.as_strided((mask.untyped_storage().nbytes(),), (1,), 0)
+    places = math.prod(torch.broadcast_shapes(args[0].shape, mask.shape))  # type: ignore[no-untyped-call]
+    repeats = max(places // distinct.numel(), 1) if distinct.numel() else 1
+    distinct.fill_(False)
+    distinct[: count(args) // repeats] = True
 
 
 def _with_true_dtypes(target: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -157,7 +184,9 @@ def _enter(call: Call | None, calls: dict[str, Call]) -> str:
 
 def _look_up(calls: dict[str, Call], device: torch.device, progress: Progress, cache: bool) -> dict[str, OpCost]:
     store = CostCache(devices.describe(device)) if cache else None
-    known = {} if store is None else {key: cost for key in calls if (cost := store.get(key)) is not None}
+    remote = {key: estimate(call, nearest(device)) for key, call in calls.items() if communicates(call)}
+    stored = {} if store is None else {key: cost for key in calls if (cost := store.get(key)) is not None}
+    known = stored | remote
     missing = {key: call for key, call in calls.items() if key not in known}
     fresh: dict[str, OpCost] = {}
     failures: dict[str, str] = {}

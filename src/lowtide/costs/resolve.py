@@ -25,10 +25,15 @@ def resolve_costs(program: Calls, costs: str | Costs, progress: Progress = silen
         return costs
     check_source(costs)
     source = costs.strip().lower()
-    if source == "measured":
+    if is_measured(source):
         return measure_costs(program, progress=progress)
     progress("estimating op costs")
     return analytic_costs(program, _own_device(program) if source == "analytic" else source)
+
+
+def is_measured(costs: str | Costs) -> bool:
+    """Return True if `costs` asks for costs that are measured."""
+    return isinstance(costs, str) and costs.strip().lower() == "measured"
 
 
 def check_source(costs: str) -> None:

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.capture.async_collectives import held_until, waited_for
 from lowtide.capture.fused_op import written_over
 from lowtide.capture.program import Program, Tail, is_getitem
 from lowtide.capture.recompute_rules import is_foreign
 from lowtide.capture.shape_only_inputs import is_stand_in
 from lowtide.graph.ir import OpId, ValueId
+from lowtide.lower.collective_wait import wait_until_released
 from lowtide.lower.early_accumulation import RunningBackward, accumulate_early
 from lowtide.lower.random_replay import replay_random, take_rng_state
 from lowtide.pytorch.dispatch_modes import without_modes
@@ -34,11 +36,17 @@ _RELAXED: dict[Any, Any] = {torch.ops.aten.view.default: torch.ops.aten.reshape.
 
 @dataclass(frozen=True)
 class Frame:
-    """What forward hands to backward, in order: values, generator states of ops, parameters by position."""
+    """What forward hands to backward, in order: values, generator states of ops, parameters by position, objects."""
 
     saved: tuple[ValueId, ...]
     states: Mapping[OpId, fx.Node]
     handles: tuple[int, ...]
+    objects: tuple[fx.Node, ...] = ()
+
+    @property
+    def num_others(self) -> int:
+        """How many of them come behind the values and states: they are the same for all schedules of a program."""
+        return len(self.handles) + len(self.objects)
 
 
 @dataclass(frozen=True)
@@ -50,45 +58,72 @@ class Lowered:
     frame: Frame
 
 
-def lower(program: Program, schedule: Schedule, spare: tuple[Program, Schedule] | None = None) -> Lowered:
+def lower(
+    program: Program,
+    schedule: Schedule,
+    spare: tuple[Program, Schedule] | None = None,
+    *,
+    shared: Handover | None = None,
+) -> Lowered:
     """Return the graphs that run `schedule`.
 
-    Forward takes the primals and returns the program's outputs, then what is saved for backward. Backward takes what
-    was saved, then the tangents, and returns one gradient or None for every primal. The program is not changed.
+    Forward takes the primals and returns the program's outputs, then what is saved for backward: values, generator
+    states, parameters, and inputs that are no tensors. Backward takes what was saved, then the tangents, and returns
+    one gradient or None for every primal. The program is not changed.
 
     Args:
         program: What to run.
         schedule: In which order.
         spare: Another program with the same forward ops and values, and a schedule, whose backward this forward must
             be able to serve as well.
+        shared: What is handed over in any case, because other schedules of the same program need it.
     """
-    served = [(program, schedule), *([spare] if spare else [])]
-    saved = dict.fromkeys(value for each in served for value in saved_values(*each))
-    owed = dict.fromkeys(position for each, _ in served for position in _accumulated(each))
-    handles = [position for position in owed if program.values[program.primals[position]] not in saved]
+    own = handover(program, schedule, spare)
+    saved = dict.fromkeys((*own.saved, *(shared.saved if shared else ())))
+    handles = own.handles if shared is None else shared.handles
     forward = _Emitter(program, repeated_ops(schedule))
     for node in program.primals:
         forward.take(node)
     for op in schedule.forward:
         forward.run(op)
-    returned = [forward.output(node) for node in program.forward_outputs]
+    returned = [forward.result(node) for node in program.forward_outputs]
     kept = [forward.resolve(program.owners[value]) for value in saved] + list(forward.states.values())
     kept += [_unchecked(forward.resolve(program.primals[position])) for position in handles]
-    frame = Frame(tuple(saved), forward.states, tuple(handles))
+    kept += [forward.resolve(node) for node in program.objects]
+    frame = Frame(tuple(saved), forward.states, tuple(handles), program.objects)
     module = forward.finish((*returned, *kept), _descriptors(program)[: len(returned)])
     return Lowered(module, lower_backward(program, schedule, frame), frame)
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What forward must hand to backward: values, and parameters by position, to reach their gradients."""
+
+    saved: tuple[ValueId, ...]
+    handles: tuple[int, ...]
+
+
+def handover(program: Program, schedule: Schedule, spare: tuple[Program, Schedule] | None = None) -> Handover:
+    """Return what the backward passes of `schedule`, and of `spare`, read of forward."""
+    served = [(program, schedule), *([spare] if spare else [])]
+    saved = dict.fromkeys(value for each in served for value in saved_values(*each))
+    owed = dict.fromkeys(position for each, _ in served for position in _accumulated(each))
+    handles = [position for position in owed if program.values[program.primals[position]] not in saved]
+    return Handover(tuple(saved), tuple(handles))
 
 
 def lower_backward(program: Program, schedule: Schedule, frame: Frame) -> fx.GraphModule:
     """Return the graph that runs the backward pass of `schedule` from what `frame` hands over."""
     backward = _Emitter(program, repeated_ops(schedule), seen=set(schedule.forward))
-    for value in frame.saved:
-        backward.take(program.owners[value])
+    taken = {program.owners[value] for value in frame.saved}
+    for node in dict.fromkeys(program.owners[value] for value in frame.saved):
+        backward.take(node)
     for op, state in frame.states.items():
         backward.states[op] = backward.graph.placeholder(state.name)
         backward.states[op].meta["val"] = state.meta["val"]
-    for node in (*(program.primals[position] for position in frame.handles), *program.tangents):
-        backward.take(node)
+    handles = (program.primals[position] for position in frame.handles)
+    for node in (*handles, *program.objects, *program.tangents):
+        backward.take(node, again=node in taken)
     gradients = _run_backward(program, schedule, backward)
     return backward.finish(tuple(gradients), _descriptors(program)[program.num_forward_outputs :])
 
@@ -121,6 +156,11 @@ def run_over(
     return over if found == strides else over.as_strided(over.shape, strides, over.storage_offset())
 
 
+@fx.has_side_effect
+def deliver(positions: tuple[int, ...], *gradients: torch.Tensor) -> None:
+    """Mark where the gradients of the inputs at `positions` leave a backward graph; see `lower.chunks`."""
+
+
 def repeated_ops(schedule: Schedule) -> set[OpId]:
     """Return the ops that run more than once."""
     return {op for op, runs in Counter(schedule.steps).items() if runs > 1}
@@ -137,14 +177,15 @@ class _Emitter:
         self._seen = set(seen or ())
         self._present: dict[fx.Node, fx.Node] = {}
         self._views: dict[ValueId, list[fx.Node]] = {}
+        self._results: dict[fx.Node, fx.Node] = {}
         constants = program.module.graph.find_nodes(op="get_attr")
         stand_ins = filter(is_stand_in, program.module.graph.nodes)
         for node in (*constants, *stand_ins):
             self._present[node] = self.graph.node_copy(node)
 
-    def take(self, node: fx.Node) -> None:
-        """Receive the tensor of the joint graph's `node` as an argument."""
-        placeholder = self.graph.placeholder(node.name)
+    def take(self, node: fx.Node, *, again: bool = False) -> None:
+        """Receive the tensor of the joint graph's `node` as an argument, possibly for the second time."""
+        placeholder = self.graph.placeholder(f"{node.name}_again" if again else node.name)
         placeholder.meta = copy.copy(node.meta)
         self._present[node] = placeholder
 
@@ -163,6 +204,11 @@ class _Emitter:
                 self._present[item] = self._copy(item, item.target, (made, item.args[1]), {}, again=again)
         for tail in self.program.tails.get(op, ()):
             self._present[tail.node] = self._emit_over(tail, again=again)
+
+    def deliver(self, positions: tuple[int, ...]) -> None:
+        """Mark that gradients leave here."""
+        gradients = [self.resolve(self.program.backward_outputs[position]) for position in positions]
+        self.graph.call_function(deliver, (positions, *gradients)).meta["val"] = None
 
     def resolve(self, node: fx.Node) -> fx.Node:
         """Return the present tensor of the joint graph's `node`, emitting views of it where they are not there."""
@@ -184,6 +230,29 @@ class _Emitter:
         """Return what to put in the output for `node`, which may be None or a constant."""
         return self.resolve(node) if isinstance(node, fx.Node) else node
 
+    def result(self, node: Any) -> Any:
+        """Return the same as `output`, for what the caller gets: a tensor that is nobody's view.
+
+        Ops may run as others whose results are views, such as a product of matrices in the place of one of stacks of
+        them. PyTorch refuses to write in place into a view that a graph returns. Behind a detach it is none, and what
+        is written is still noticed where backward reads the same memory.
+        """
+        found = self.output(node)
+        if not isinstance(node, fx.Node) or not self._may_be_view(node):
+            return found
+        if node not in self._results:
+            self._results[node] = self.graph.call_function(torch.ops.aten.detach.default, (found,))
+            self._results[node].meta = copy.copy(found.meta)
+        return self._results[node]
+
+    def _may_be_view(self, node: fx.Node) -> bool:
+        value = self.program.values.get(node)
+        producer = None if value is None else self.program.graph.values[value].producer
+        if producer is None:
+            return False
+        made = {self.program.owners[each] for each in self.program.graph.ops[producer].outputs}
+        return producer in self.program.tails or node not in made
+
     def finish(self, outputs: tuple[Any, ...], descriptors: list[Any]) -> fx.GraphModule:
         """Return the module; results that nobody takes out of a tuple are dropped."""
         result = self.graph.output(outputs)
@@ -200,6 +269,9 @@ class _Emitter:
             state.meta["val"] = _fake_state(self.program)
             self.states[op] = state
         args, kwargs = self._arguments(node.args, node.kwargs)
+        if waited_for(node) is not None and self.program.device.type == "cpu":
+            held = (self._present[each] for each in held_until(node) if each in self._present)
+            return self._copy(node, wait_until_released, (*args, *held), kwargs, again=False)
         if is_foreign(node):
             return self._copy(node, run_labelled, (label_of(op), node.target, *args), kwargs, again=False)
         return self._copy(node, node.target, args, kwargs, again=False)
@@ -251,6 +323,8 @@ def _run_backward(program: Program, schedule: Schedule, backward: _Emitter) -> l
     settled: dict[int, fx.Node] = {}
     for step, op in enumerate(schedule.backward):
         backward.run(op)
+        if op in program.deliveries:
+            backward.deliver(program.deliveries[op])
         if last_run[op] == step:
             for position in owed.get(op, ()):
                 gradient: fx.Node = program.backward_outputs[position]
@@ -269,6 +343,7 @@ def _accumulated(program: Program) -> list[int]:
         position
         for position, node in enumerate(program.backward_outputs)
         if position in program.parameters
+        and position not in program.delivered
         and isinstance(node, fx.Node)
         and program.graph.values[program.values[node]].producer is not None
         and program.graph.values[program.values[node]].kind == "gradient"

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from lowtide.capture.program import is_tangent
+from lowtide.capture.arrived_gradients import Arrived, TracedGradients
+from lowtide.capture.program import Program
 from lowtide.errors import LowtideWarning
+from lowtide.lower.chunks import ChunkedBackward, Observer, cut, in_one_piece
 from lowtide.lower.emit_graphs import Lowered
 from lowtide.pytorch.compiler.joint_graph import Run, run_of
 from lowtide.pytorch.ops import SOFTMAX, UNSAFE_VIEW, is_op, softmax
-from lowtide.pytorch.running_autograd import node_of_running_forward
+from lowtide.pytorch.running_autograd import node_of_running_graph
 
 aten = torch.ops.aten
 
@@ -100,14 +102,13 @@ def run_quickly(module: fx.GraphModule) -> Run:
     return run_of(quicken(module))
 
 
-class Observer(Protocol):
-    """Runs graphs in the place of their caller, to see what goes in and what it takes."""
-
-    def forward(self, run: Run, args: list[Any]) -> Any:
-        """Return `run(args)` of a forward graph."""
-
-    def backward(self, run: Run, args: list[Any]) -> Any:
-        """Return `run(args)` of a backward graph."""
+def backward_of(module: fx.GraphModule, program: Program, observers: Sequence[Observer] = ()) -> ChunkedBackward:
+    """Return what runs the backward graph `module` of `program`, in chunks if it delivers gradients before it ends."""
+    quick = quicken(module)
+    if not program.deliveries:
+        return in_one_piece(quick).observed(observers)
+    names = {position: program.primals[position].name for position in program.delivered}
+    return cut(quick, names).observed(observers)
 
 
 @dataclass(frozen=True)
@@ -116,15 +117,19 @@ class LoweredVariant:
 
     Attributes:
         lowered: The graphs.
-        missing: Positions of the tangents that the plan expects not to come.
-        backward_without: Builds the backward graph for other tangents to be missing.
+        gradients: The tangents that the graph was traced with.
+        planned: Those that the plan expects.
+        program: The program for them.
+        backward_for: Builds what runs the backward pass for others.
         observers: See the runs of the planned graphs; the last one is the outermost.
         on_forward: Is told of each forward run, with its autograd node or None.
     """
 
     lowered: Lowered
-    missing: frozenset[int]
-    backward_without: Callable[[frozenset[int]], fx.GraphModule]
+    gradients: TracedGradients
+    planned: Arrived
+    program: Program
+    backward_for: Callable[[Arrived], ChunkedBackward]
     observers: tuple[Observer, ...]
     on_forward: Callable[[Any], None]
 
@@ -145,29 +150,30 @@ class LoweredVariant:
             observed = partial(observer.forward, observed)
 
         def run(args: list[Any]) -> Any:
-            self.on_forward(node_of_running_forward())
+            self.on_forward(node_of_running_graph())
             return observed(args)
 
         return run
 
     def backward_run(self, graph: fx.GraphModule) -> Run:
-        """Return what runs the backward graph, or another one if other tangents are missing than planned."""
-        planned = run_quickly(graph)
-        for observer in self.observers:
-            planned = partial(observer.backward, planned)
-        num_tangents = sum(is_tangent(node) for node in graph.graph.find_nodes(op="placeholder"))
-        runs: dict[frozenset[int], Run] = {self.missing: planned}
+        """Return what runs the backward graph, or another one if other tangents come than planned."""
+        backward_for = self.choice(graph)
+        return lambda args: backward_for(args).whole(args)
 
-        def run(args: list[Any]) -> Any:
-            first = len(args) - num_tangents
-            missing = frozenset(index for index in range(num_tangents) if args[first + index] is None)
-            if missing not in runs:
-                if not self.missing <= missing:
+    def choice(self, graph: fx.GraphModule) -> Callable[[list[Any]], ChunkedBackward]:
+        """Return what chooses the backward for given arguments: the planned one, if the planned tangents have come."""
+        num_tangents = len(self.gradients.strides)
+        runs: dict[Arrived, ChunkedBackward] = {self.planned: backward_of(graph, self.program, self.observers)}
+
+        def choose(args: list[Any]) -> ChunkedBackward:
+            arrived = self.gradients.read(args[len(args) - num_tangents :])
+            if arrived not in runs:
+                if not self.planned.missing <= arrived.missing:
                     _warn_of_unplanned_gradient()
-                runs[missing] = run_quickly(self.backward_without(missing))
-            return runs[missing](args)
+                runs[arrived] = self.backward_for(arrived)
+            return runs[arrived]
 
-        return run
+        return choose
 
 
 def _warn_of_unplanned_gradient() -> None:

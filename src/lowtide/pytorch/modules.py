@@ -73,6 +73,11 @@ class Hooks(NamedTuple):
     backward_pre: dict[int, Any]
 
 
+def hooks_of(module: nn.Module) -> Hooks:
+    """Return all the hooks of a module."""
+    return Hooks(module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+
+
 def hooks_of_all_modules() -> Hooks:
     """Return the hooks that run for every module; there is no public way to read them."""
     return Hooks(

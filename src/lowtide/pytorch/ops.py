@@ -26,6 +26,8 @@ UPSAMPLE_NEAREST_EXACT = (
     aten._upsample_nearest_exact3d,
 )
 
+_COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor", "c10d"}
+
 # Calls the kernel of `SOFTMAX` without the dispatcher's detour through Python.
 softmax = torch._softmax
 
@@ -33,6 +35,11 @@ softmax = torch._softmax
 def is_op(target: Any) -> TypeGuard[OpOverload[..., Any]]:
     """Return True if an fx node with this target calls one op, and not a Python function or a graph."""
     return isinstance(target, OpOverload)
+
+
+def is_collective(target: Any) -> bool:
+    """Return True if `target` is an op that communicates with other processes, or waits for them."""
+    return is_op(target) and target.namespace in _COLLECTIVES
 
 
 def takes_graphs(target: Any) -> bool:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from inspect import get_annotations, signature
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 
 import torch
+import torch.distributed
 
 from lowtide.errors import LowtideWarning, UnsupportedTorchError
 
@@ -23,7 +24,8 @@ BEYOND = (2, 16)
 TESTED = ("2.13.0", "2.15.0")
 SUPPORTED = f"torch>={OLDEST[0]}.{OLDEST[1]},<{BEYOND[0]}.{BEYOND[1]}"
 
-_COMPILER = ("torch._dynamo.", "torch._functorch.", "torch._inductor.")
+# The compiler imports the last of them.
+_COMPILER = ("torch._dynamo.", "torch._functorch.", "torch._inductor.", "torch.distributed.fsdp.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,10 @@ NAMES: tuple[PrivateName, ...] = (
         ("_ops.OpOverload", "tells ops from Python"),
         ("_ops.OpOverloadPacket", "tells ops of the user's from PyTorch's"),
         ("_ops.HigherOrderOperator", "finds graphs inside of graphs"),
+        ("_guards.TracingContext", "traces a graph again"),
         ("_guards.TracingContext.try_get", "finds what the compiler notes about a graph"),
+        ("_guards.tracing", "traces a graph again"),
+        ("compiler._compile_session_context", "traces a graph again while other threads train"),
         ("fx.graph._BoxedCodeGen", "lets graphs free their inputs"),
     ),
     *_under(
@@ -63,10 +68,13 @@ NAMES: tuple[PrivateName, ...] = (
         ("DisableTorchFunction", "makes fake tensors inside a copy"),
         ("TensorBase.clone", "recognises the copy of a tensor"),
         ("_dynamo.eval_frame.set_code_exec_strategy", "compiles again after an error"),
+        ("_storage_Use_Count", "sees who holds the result of a collective"),
         ("_len_torch_dispatch_stack", "sees dispatch modes around a call"),
         ("_functorch.peek_interpreter_stack", "sees torch.func around a call"),
         ("_will_engine_execute_node", "asks where a gradient goes"),
         ("_autograd._get_current_graph_task_keep_graph", "asks whether the graph is retained"),
+        ("_autograd._pop_saved_tensors_default_hooks", "traces a layer in a call that keeps nothing"),
+        ("_autograd._push_saved_tensors_default_hooks", "traces a layer in a call that keeps nothing"),
         ("_autograd._top_saved_tensors_default_hooks", "sees hooks for saved tensors around a call"),
         ("_autograd._profiler_enabled", "sees a profiler of the user's"),
         ("_autograd._enable_profiler_legacy", "records the peak of one op"),
@@ -85,6 +93,7 @@ NAMES: tuple[PrivateName, ...] = (
     ),
     *_under(
         "torch._subclasses.fake_tensor",
+        ("DataDependentOutputException", "recognises branches on data that is not there"),
         ("DynamicOutputShapeException", "recognises shapes that depend on data"),
         ("FakeCopyMode", "copies a model without its data"),
         ("FakeTensor", "shapes without data"),
@@ -93,6 +102,7 @@ NAMES: tuple[PrivateName, ...] = (
     *_under(
         "torch.utils",
         ("_python_dispatch._disable_current_modes", "computes on real tensors"),
+        ("_python_dispatch.TorchDispatchMode", "counts what code between blocks makes, on tensors without data"),
         ("_python_dispatch._get_current_dispatch_mode_stack", "names dispatch modes around a call"),
         ("_python_dispatch.is_traceable_wrapper_subclass", "sees tensors made of tensors"),
         ("_pytree.TreeSpec", "says how nested arguments were put together"),
@@ -114,6 +124,10 @@ NAMES: tuple[PrivateName, ...] = (
         ("prune.BasePruningMethod._tensor_name", "which parameter is pruned"),
     ),
     *_under(
+        "torch.autograd.Variable",
+        ("_execution_engine.queue_callback", "sees where a backward pass ends"),
+    ),
+    *_under(
         "torch.autograd.forward_ad",
         ("_current_level", "sees forward derivatives"),
     ),
@@ -122,9 +136,11 @@ NAMES: tuple[PrivateName, ...] = (
         ("_engine_run_backward", "runs backward, and sees which one runs"),
         ("_engine_run_backward.t_outputs", "sees where the running backward began"),
         ("Node._sequence_nr", "tells older nodes from newer ones"),
+        ("Node._input_metadata", "sizes of the gradients that arrive at a node"),
     ),
     *_under(
         "torch.Tensor",
+        ("_use_count", "sees who holds the result of a collective"),
         ("_version", "sees changes in place"),
         ("_backward_hooks", "sees hooks of tensors"),
         ("_post_accumulate_grad_hooks", "sees hooks of parameters"),
@@ -144,6 +160,15 @@ NAMES: tuple[PrivateName, ...] = (
         ("_buffers", "own buffers by name"),
         ("_forward_hooks", "sees hooks of modules"),
         ("_forward_pre_hooks", "sees hooks of modules"),
+        ("_backward_hooks", "sees hooks of modules"),
+        ("_backward_pre_hooks", "sees hooks of modules"),
+    ),
+    *_under(
+        "torch.nn.parallel.DistributedDataParallel",
+        ("_get_active_ddp_module", "whose buckets gradients go to"),
+        ("_module_parameters", "whose gradients go to buckets"),
+        ("_has_rebuilt_buckets", "whether the order of gradients still makes buckets"),
+        ("_comm_hooks", "what reducing a bucket takes"),
     ),
     *_under(
         "torch._ops.OpOverload",
@@ -178,28 +203,56 @@ NAMES: tuple[PrivateName, ...] = (
         ("config.patch", "sets options while a graph is compiled"),
         ("config.backward_pass_autocast", "runs backward without autocast, as eager does"),
         ("_aot_autograd.descriptors.InputMutationAOTOutput", "sees which inputs are written"),
+        ("_aot_autograd.descriptors.SubclassGetAttrAOTInput.base", "finds the parts of tensors made of tensors"),
+        ("_aot_autograd.descriptors.SubclassSizeAOTInput.base", "finds the parts of tensors made of tensors"),
+        ("_aot_autograd.descriptors.SubclassStrideAOTInput.base", "finds the parts of tensors made of tensors"),
+        ("_aot_autograd.graph_compile.aot_dispatch_autograd_graph", "traces backward for other layouts of gradients"),
+        ("_aot_autograd.graph_compile.aot_dispatch_autograd_graph.fw_metadata", "says which layouts are traced"),
+        ("_aot_autograd.schemas.MemoryFormatMeta.size", "takes gradients as they come"),
+        ("_aot_autograd.schemas.MemoryFormatMeta.stride", "takes gradients as they come"),
+        ("_aot_autograd.schemas.PlainTensorMeta.memory_format", "takes gradients as they come"),
         ("_aot_autograd.schemas.ViewAndMutationMeta.bw_donated_idxs", "allows a retained graph"),
+        ("_aot_autograd.schemas.ViewAndMutationMeta.subclass_tangent_meta", "takes gradients as they come"),
+        ("_aot_autograd.schemas.ViewAndMutationMeta.traced_tangents", "traces backward for other layouts of gradients"),
         ("_aot_autograd.utils.make_boxed_func._boxed_call", "takes inputs as a list to clear"),
     ),
     *_under(
         "torch._dynamo",
         ("OptimizedModule", "recognises a compiled model"),
         ("backends.common.aot_autograd", "captures forward and backward"),
+        ("error_on_graph_break", "ends tracing at the first break"),
+        ("symbolic_convert.InliningInstructionTranslator", "remembers calls that cut the graph"),
+        ("symbolic_convert.InliningInstructionTranslator.inline_call", "remembers calls that cut the graph"),
         ("symbolic_convert.InstructionTranslatorBase", "sees where the model branches on data"),
         ("variables.ConstantVariable.create", "sees where the model branches on data"),
         ("variables.LazyVariableTracker", "sees where the model branches on data"),
         ("variables.TensorVariable", "sees where the model branches on data"),
+        ("variables.UnspecializedNNModuleVariable", "remembers calls that cut the graph"),
+        ("variables.UserMethodVariable", "remembers calls that cut the graph"),
         ("guards.GuardBuilder.add_python_lambda_leaf_guard_to_root", "checks branches on data before a call"),
         ("guards._get_closure_vars", "checks branches on data before a call"),
         ("guards.install_guard", "checks branches on data before a call"),
+        ("pgo.FrameStateSizeEntry", "makes floats that change inputs of a graph"),
+        ("pgo.auto_dynamic", "makes floats that change inputs of a graph"),
+        ("variables.builder.process_automatic_dynamic", "makes floats that change inputs of a graph"),
+        ("variables.builder.VariableBuilder.wrap_symfloat", "tells 0.0 from -0.0"),
+        ("source.is_constant_source", "tells 0.0 from -0.0"),
+        ("source.AttrSource", "limits traced queues"),
+        ("variables.builder.VariableBuilder.wrap_listlike", "limits traced queues"),
+        ("variables.lists.DequeVariable.call_method", "limits traced queues"),
+        ("guards.GuardBuilder.CONSTANT_MATCH", "limits traced queues"),
+        ("convert_frame.compile_lock", "traces one graph at a time"),
         ("convert_frame.input_codes.seen", "compiles again after an error"),
         ("types.FrameAction.DEFAULT", "compiles again after an error"),
         ("types.FrameExecStrategy", "compiles again after an error"),
         ("exc.Unsupported", "recognises what cannot be traced"),
         ("exc.UserError", "recognises what cannot be traced"),
+        ("exc.unimplemented", "ends a graph before what is left to eager"),
+        ("variables.TensorVariable.call_method", "ends a graph before what is left to eager"),
         ("exc.BackendCompilerFailed", "finds our errors in the compiler's"),
         ("exc.TorchDynamoException", "recognises the compiler's errors"),
         ("utils.counters", "counts graph breaks"),
+        ("utils.get_optimize_ddp_mode", "sees whether graphs are cut at buckets"),
         ("config.trace_numpy", "runs NumPy as NumPy"),
         ("config.patch", "sets options while a model is traced"),
         ("config.ignore_logging_functions", "keeps log calls from cutting graphs"),
@@ -207,21 +260,74 @@ NAMES: tuple[PrivateName, ...] = (
         ("config.fake_tensor_cache_enabled", "true sizes of storages"),
         ("config.recompile_limit", "how many variants are compiled"),
         ("config.accumulated_recompile_limit", "how many variants are compiled"),
+        ("config.optimize_ddp", "leaves graphs whole under DistributedDataParallel"),
+        ("config.skip_fsdp_guards", "tells sharded layers apart"),
+        ("config.allow_rnn", "traces code around recurrent modules"),
     ),
 )
+if torch.distributed.is_available():
+    NAMES += _under(
+        "torch.distributed.distributed_c10d",
+        ("_get_default_store", "what ranks tell each other without communicating"),
+        ("_resolve_process_group", "finds the processes that a collective is between"),
+    )
+    NAMES += _under("torch.ops", ("_c10d_functional.wait_tensor", "waits for a collective"))
+
+
+# Nothing of it is imported without the compiler, which imports it anyway.
+if torch.distributed.is_available():
+    NAMES += _under(
+        "torch.distributed.fsdp",
+        ("FSDPModule._get_fsdp_state", "finds what FSDP keeps for a sharded module"),
+        ("_fully_shard._fsdp_state.FSDPState._fsdp_param_groups", "finds parameters that are gathered together"),
+        ("_fully_shard._fsdp_state.FSDPState._is_root", "tells models from their parts"),
+        ("_fully_shard._fsdp_state.FSDPState._state_ctx", "tells a call from one inside of another"),
+        ("_fully_shard._fsdp_state.FSDPState._states_to_forward_prefetch", "knows what is gathered ahead"),
+        ("_fully_shard._fsdp_state.FSDPState._states_to_backward_prefetch", "knows what is gathered ahead"),
+        ("_fully_shard._fsdp_param_group.FSDPParamGroup._reshard_after_forward", "knows when parameters are let go"),
+        ("_fully_shard._fsdp_param_group.FSDPParamGroup._all_gather_comm", "refuses what it does not know"),
+        ("_fully_shard._fsdp_param_group.FSDPParamGroup._reduce_scatter_comm", "refuses what it does not know"),
+        ("_fully_shard._fsdp_param_group.FSDPParamGroup._all_reduce_hook", "refuses what it does not know"),
+        ("_fully_shard._fsdp_param_group.FSDPParamGroup._partial_reduce_output", "knows which gradients wait"),
+        ("_fully_shard._fsdp_param_group.FSDPParamGroup._use_post_forward_mesh", "knows what stays of them"),
+        ("_fully_shard._fsdp_param.FSDPParam._orig_size", "sizes of unsharded gradients"),
+        ("_fully_shard._fsdp_param.FSDPParam._unsharded_param", "tells unsharded parameters from activations"),
+    )
 
 # Classes whose objects have more attributes than they have themselves, and such an object.
 _SAMPLES: dict[str, Callable[[], object]] = {
     "torch.nn.Module": lambda: torch.nn.Module(),
+    "torch.nn.parallel.DistributedDataParallel": lambda: _replica(),
     "torch._ops.OpOverload": lambda: torch.ops.aten.add.Tensor,
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState": lambda: _fsdp_state(),
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": lambda: _fsdp_group(),
     "torch._functorch._aot_autograd.utils.make_boxed_func": lambda: _boxed_function(),
 }
+
+
+def _replica() -> object:
+    """Return an object with the attributes of a replica, of which a real one needs other processes."""
+    return SimpleNamespace(**dict.fromkeys(torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_names))
 
 
 def _boxed_function() -> object:
     make = import_module("torch._functorch._aot_autograd.utils").make_boxed_func
     boxed: object = make(lambda: None)
     return boxed
+
+
+def _fsdp_state() -> object:
+    found: object = import_module("torch.distributed.fsdp._fully_shard._fsdp_state").FSDPState()
+    return found
+
+
+def _fsdp_group() -> object:
+    """Return a group of no parameters."""
+    fsdp = import_module("torch.distributed.fsdp")
+    make = import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group").FSDPParamGroup
+    policies = {"mp_policy": fsdp.MixedPrecisionPolicy(), "offload_policy": fsdp.OffloadPolicy()}
+    found: object = make([], (), None, None, torch.device("cpu"), shard_placement_fn=None, **policies)
+    return found
 
 
 @cache

@@ -25,8 +25,8 @@ _MOST_FRAMES = 12
 _ENGINE = _engine_run_backward.__code__
 
 
-def node_of_running_forward() -> Any:
-    """Return the node of the autograd function whose forward is running, or None if there is none."""
+def node_of_running_graph() -> Any:
+    """Return the node of the autograd function whose forward or backward is running, or None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
         if frame is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -11,6 +14,20 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that tensors share if and only if they share their storage, while they are alive."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def storage_watch(tensor: torch.Tensor) -> Callable[[], bool]:
+    """Return what tells, without holding the storage of `tensor`, whether it is still there."""
+    reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return lambda: not reference.expired()  # type: ignore[no-untyped-call]
+
+
+def is_held_by_others(tensor: torch.Tensor) -> bool:
+    """Return True if PyTorch itself holds `tensor`, or there are other tensors in its storage."""
+    storage = tensor.untyped_storage()
+    # The storage is held by the tensor and by the object that was just made for it.
+    holders: int = tensor._use_count()  # type: ignore[attr-defined]
+    return holders > 1 or torch._C._storage_Use_Count(storage._cdata) > 2
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

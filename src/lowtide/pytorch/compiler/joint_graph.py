@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._functorch._aot_autograd.descriptors import (
+    InputMutationAOTOutput,
+    SubclassGetAttrAOTInput,
+    SubclassSizeAOTInput,
+    SubclassStrideAOTInput,
+)
 from torch._inductor import config as inductor_config
 from torch.fx.graph import _BoxedCodeGen
+
+from lowtide.pytorch.compiler.tangent_layouts import Layouts, TraceAgain, accept_any_layout
+
+# Inputs that are parts of one that is made of tensors.
+_PARTS = (SubclassGetAttrAOTInput, SubclassSizeAOTInput, SubclassStrideAOTInput)
 
 # A run takes its arguments as a list and empties it, so that they are freed as the graph uses them up.
 Run = Callable[[list[Any]], Any]
@@ -27,11 +37,13 @@ class JointGraph:
         module: The graph; every node carries its fake tensor in `meta["val"]`.
         num_forward_outputs: How many of its outputs belong to forward; the others are gradients of its inputs.
         parameters: Positions of the inputs that live as long as the model.
+        retrace: Returns the graph for tangents at these positions to have these strides; None if that is not possible.
     """
 
     module: fx.GraphModule
     num_forward_outputs: int
     parameters: tuple[int, ...]
+    retrace: Callable[[Layouts], JointGraph] | None = field(default=None, compare=False)
 
 
 class RunnableStep(Protocol):
@@ -69,8 +81,11 @@ def compile_step(
     """
     # Graphs inside of the graph come first; the last one is the whole.
     steps: list[RunnableStep] = []
+    again = TraceAgain.of(module, inputs)
 
     def partition(joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if again is not None and not steps:
+            joint = replace(joint, retrace=_retracing(joint, again))
         steps.append(lower(joint))
         return steps[-1].forward_graph, steps[-1].backward_graph
 
@@ -103,6 +118,19 @@ def read_joint(module: fx.GraphModule, inputs: Sequence[Any], read: Callable[[Jo
     return None
 
 
+def _retracing(joint: JointGraph, again: TraceAgain) -> Callable[[Layouts], JointGraph]:
+    """Return what makes the joint graph for tangents in other layouts, with the parameters of `joint`."""
+    parameters = joint.parameters
+
+    def retrace(layouts: Layouts) -> JointGraph:
+        with again.surroundings(layouts):
+            found = read_joint(again.module, again.inputs, lambda traced: traced)
+        assert found is not None
+        return replace(found, parameters=parameters)
+
+    return retrace
+
+
 class _JointGraphRead(Exception):  # noqa: N818 - a signal, not an error
     """Leaves AOTAutograd once the joint graph was read."""
 
@@ -125,7 +153,7 @@ def _compile(
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         del joint_inputs
-        return partition(JointGraph(joint, num_fwd_outputs, tuple(static_lifetime_input_indices or ())))
+        return partition(JointGraph(joint, num_fwd_outputs, _positions(joint, static_lifetime_input_indices or ())))
 
     compile_graph = aot_autograd(
         fw_compiler=_compiler(forward),
@@ -140,6 +168,32 @@ def _compile(
     return compiled
 
 
+def _positions(joint: fx.GraphModule, inputs: Sequence[int]) -> tuple[int, ...]:
+    """Return the positions of the joint graph's inputs that belong to these `inputs` of the function it was made of.
+
+    A tensor that is made of tensors, such as a `DTensor`, is one input of the function and several of the graph: its
+    parts, one after the other. Parts that are no tensors, such as a mesh of devices, are left out.
+    """
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    wholes = [_whole(node.meta.get("desc"), position) for position, node in enumerate(placeholders)]
+    if not any(isinstance(node.meta.get("desc"), _PARTS) for node in placeholders):
+        return tuple(inputs)
+    number = {whole: count for count, whole in enumerate(dict.fromkeys(wholes))}
+    return tuple(
+        position
+        for position, whole in enumerate(wholes)
+        if number[whole] in inputs and isinstance(placeholders[position].meta.get("val"), torch.Tensor)
+    )
+
+
+def _whole(descriptor: Any, position: int) -> object:
+    """Return what stands for the function's input of which an input of the graph is a part."""
+    is_part = isinstance(descriptor, _PARTS)
+    while isinstance(descriptor, _PARTS):
+        descriptor = descriptor.base
+    return descriptor if is_part else position
+
+
 def _compiler(make_run: Callable[[fx.GraphModule], Run]) -> Callable[[fx.GraphModule, Any], Run]:
     """Return `make_run` as AOTAutograd calls it."""
 
@@ -151,7 +205,7 @@ def _compiler(make_run: Callable[[fx.GraphModule], Run]) -> Callable[[fx.GraphMo
             return made(args)
 
         run._boxed_call = True  # type: ignore[attr-defined]
-        _allow_retain_graph()
+        _correct_metadata()
         return run
 
     return compile_graph
@@ -165,11 +219,15 @@ def run_of(module: fx.GraphModule) -> Run:
     return run
 
 
-def _allow_retain_graph() -> None:
-    """Tell AOTAutograd that no saved tensor is written over, so that backward may run again on a retained graph."""
+def _correct_metadata() -> None:
+    """Tell AOTAutograd that backward may run again on a retained graph, and that it takes gradients as they come.
+
+    No saved tensor is written over.
+    """
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []
+        accept_any_layout(context.fw_metadata)
 
 
 def mutated_input(descriptor: Any) -> Any:

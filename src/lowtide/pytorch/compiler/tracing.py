@@ -1,12 +1,12 @@
-"""Dynamo: options for tracing, its errors, calls that are compiled again after one, and answers at branches."""
+"""Dynamo: options for tracing, its errors, calls compiled again, answers at branches, ends of graphs, queues."""
 
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,28 +14,33 @@ from torch import fx
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import OptimizedModule
 from torch._dynamo.convert_frame import input_codes
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError
-from torch._dynamo.guards import GuardBuilder, _get_closure_vars, install_guard
+from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError, unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, get_optimize_ddp_mode
 from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.lists import DequeVariable
+
+from lowtide.pytorch.compiler.input_guards import guard_values
 
 _TRY_AGAIN = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
 _JUMPS = [name for name in dis.opmap if name.startswith("POP_JUMP") and name.endswith(("IF_FALSE", "IF_TRUE"))]
 
 
 def tracing_options(
-    *, ignored_functions: set[Callable[..., Any]], recompile_limit: int, total_recompile_limit: int
+    *, ignored_functions: set[Callable[..., Any]], recompile_limit: int, recurrent: bool
 ) -> AbstractContextManager[Any]:
     """Return the options with which models are traced for lowtide.
 
     Args:
         ignored_functions: Functions that are left out of the graph, and do not end it.
-        recompile_limit: How often one function may be compiled.
-        total_recompile_limit: How often all parts of it may be.
+        recompile_limit: How often one function may be compiled; all parts of it together, eight times as often.
+        recurrent: Whether code may refer to recurrent modules, which are not traced themselves.
     """
-    patch: AbstractContextManager[Any] = torch._dynamo.config.patch(
+    options: AbstractContextManager[Any] = torch._dynamo.config.patch(
         ignore_logging_functions=ignored_functions,
         # Hooks added later must run, as in eager.
         skip_nnmodule_hook_guards=False,
@@ -44,9 +49,25 @@ def tracing_options(
         # Tensors rebuilt from the cache have other storage sizes than the ops give.
         fake_tensor_cache_enabled=False,
         recompile_limit=recompile_limit,
-        accumulated_recompile_limit=total_recompile_limit,
+        accumulated_recompile_limit=8 * recompile_limit,
+        allow_rnn=recurrent,
+        # Else the graph of a model in DistributedDataParallel is cut wherever a bucket of gradients ends.
+        optimize_ddp=False,
+        # Else layers that fully_shard manages share what was compiled for the first of them, whatever their attributes.
+        skip_fsdp_guards=False,
     )
-    return patch
+    return options
+
+
+def cuts_at_buckets() -> bool:
+    """Return True if graphs of a model in DistributedDataParallel are cut wherever a bucket of gradients ends."""
+    return get_optimize_ddp_mode() == "ddp_optimizer"
+
+
+def refusing_breaks(*, refuse: bool) -> AbstractContextManager[Any]:
+    """Return a context in which, if `refuse`, tracing ends with an error where it would cut the graph in two."""
+    context: AbstractContextManager[Any] = torch._dynamo.error_on_graph_break(True) if refuse else nullcontext()
+    return context
 
 
 def is_untraceable(error: BaseException) -> bool:
@@ -75,6 +96,11 @@ def compile_again() -> None:
 def num_graph_breaks() -> int:
     """Return how often the compiler has given up tracing in this process so far."""
     return sum(counters["graph_break"].values())
+
+
+def num_graphs() -> int:
+    """Return how many graphs the compiler has traced in this process so far."""
+    return int(counters["stats"]["unique_graphs"])
 
 
 def is_compiled(model: Any) -> bool:
@@ -114,22 +140,7 @@ class Condition:
         It is called before anything of the traced code runs. `installed` is called once the trace is complete.
         """
         sources = [node.meta["grapharg"].source for node in inputs]
-        install_guard(sources[0].make_guard(partial(_add_guard, check, sources, installed)))
-
-
-def _add_guard(
-    check: Callable[..., bool],
-    sources: Sequence[Any],
-    installed: Callable[[], Any],
-    builder: GuardBuilder,
-    guard: Any,
-) -> None:
-    del guard
-    installed()
-    name = f"lowtide_check_{id(check)}"
-    call = f"{name}({', '.join(source.name for source in sources)})"
-    known = {**_get_closure_vars(), name: check}
-    builder.add_python_lambda_leaf_guard_to_root([call], [f"{call}  # a branch on the contents of inputs"], known)
+        guard_values(check, sources, "a branch on the contents of inputs", installed)
 
 
 def real_input(node: fx.Node) -> torch.Tensor | None:
@@ -177,3 +188,58 @@ def _condition(translator: Any) -> Condition | None:
     if isinstance(value, LazyVariableTracker):
         value = value.realize()
     return Condition(value, translator) if isinstance(value, TensorVariable) else None
+
+
+def end_graphs_at_methods(
+    names: Collection[str], reason: Callable[[Any], str | None], *, active: Callable[[], bool]
+) -> None:
+    """End the traced graph before calls of a tensor's method, while `active()`; the call itself is left to eager.
+
+    Args:
+        names: The methods.
+        reason: Returns why, given the arguments with fake tensors in them, or None if the graph goes on.
+        active: Tells whether to ask.
+    """
+    plain = TensorVariable.call_method
+
+    def call_method(variable: Any, translator: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in names and active():
+            why = reason([_example(one) for one in (*args, *kwargs.values())])
+            if why is not None:
+                unimplemented(gb_type="Left to eager by lowtide", context=name, explanation=why, hints=[])
+        return plain(variable, translator, name, args, kwargs)
+
+    TensorVariable.call_method = call_method  # type: ignore[assignment, method-assign]
+
+
+def limit_queues(*, active: Callable[[], bool]) -> None:
+    """Let traced queues forget what is too old, as Python's do, while `active()`.
+
+    The compiler knows queues of limited length, but it takes those that a model brings along for unlimited ones: code
+    behind an `append` would see one entry more than there is.
+    """
+    wrap, call = VariableBuilder.wrap_listlike, DequeVariable.call_method
+
+    def wrap_listlike(builder: Any, value: Any) -> Any:
+        found: Any = wrap(builder, value)
+        if type(value) is deque and value.maxlen is not None and active():
+            # Not its own `maxlen`: the compiler cannot write to a queue of which it knows that.
+            found.limit = value.maxlen
+            install_guard(AttrSource(builder.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
+        return found
+
+    def call_method(queue: Any, translator: Any, name: str, args: Any, kwargs: Any) -> Any:
+        found, limit = call(queue, translator, name, args, kwargs), getattr(queue, "limit", None)
+        if limit is not None and len(queue.items) > limit:
+            queue.items[:] = queue.items[:limit] if name.endswith("left") else queue.items[-limit:]
+        return found
+
+    VariableBuilder.wrap_listlike = wrap_listlike  # type: ignore[assignment, method-assign]
+    DequeVariable.call_method = call_method  # type: ignore[assignment, method-assign]
+
+
+def _example(variable: Any) -> Any:
+    """Return what a traced argument stands for, with fake tensors in the place of tensors."""
+    return fx.node.map_aggregate(
+        variable.as_proxy(), lambda each: each.node.meta.get("example_value") if isinstance(each, fx.Proxy) else each
+    )
