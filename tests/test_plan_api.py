@@ -12,7 +12,6 @@ from torch import nn
 
 import lowtide
 from helpers.exactness import assert_same, train
-from lowtide.errors import LowtideWarning
 
 
 class Net(nn.Module):
@@ -135,7 +134,7 @@ def test_plan_of_a_function() -> None:
     assert weight.grad is None
 
 
-def test_several_graphs_are_told() -> None:
+def test_several_graphs_are_one_step() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -146,6 +145,6 @@ def test_several_graphs_are_told() -> None:
             torch._dynamo.graph_break()
             return torch.tanh(self.large(h)).sum()
 
-    with pytest.warns(LowtideWarning, match="captured as 2 graphs"):
-        plan = lowtide.plan(Two(), (torch.ones(8, 4),), budget="100%", costs="analytic")
-    assert any(value.bytes >= 8 * 400 * 4 for value in plan.problem.graph.values)
+    plan = lowtide.plan(Two(), (torch.randn(8, 4),), budget="100%", planner="keep_all", costs="analytic")
+    assert isinstance(plan, lowtide.StepPlan)
+    assert plan.blocks == ("small", "large")

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 from lowtide import errors
 from lowtide.analysis.batch_search import BatchFit
 from lowtide.analysis.explain_peak import Explanation
+from lowtide.analysis.explain_step import StepExplanation
 from lowtide.analysis.planner_comparison import Comparison
 from lowtide.api import compare, explain, max_batch, plan, plans, unwrap, wrap
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, Value
 from lowtide.plan.core.account import MemoryAccount
+from lowtide.plan.core.figures import PlanFigures
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
@@ -20,6 +22,8 @@ from lowtide.schedule.expand import expand
 from lowtide.schedule.simulate import simulate
 from lowtide.schedule.steps import Schedule
 from lowtide.schedule.verify import verify
+from lowtide.step.load import load
+from lowtide.step.plan import StepPlan
 
 if TYPE_CHECKING:
     from lowtide.chains import chain, chain_layers, unroll
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-Plan.report_writer = write_report
+PlanFigures.report_writer = write_report
 
 __all__ = [
     "AbstractPlanner",
@@ -42,6 +46,8 @@ __all__ = [
     "Problem",
     "Proposal",
     "Schedule",
+    "StepExplanation",
+    "StepPlan",
     "Value",
     "chain",
     "chain_layers",
@@ -49,6 +55,7 @@ __all__ = [
     "errors",
     "expand",
     "explain",
+    "load",
     "max_batch",
     "measure_peak",
     "plan",

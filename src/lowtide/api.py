@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowtide.analysis.batch_search import MOST, BatchFit
-from lowtide.analysis.explain_peak import Explanation, explain_plan
-from lowtide.analysis.planner_comparison import BUDGETS, Comparison, check_comparison, compare_planners
+from lowtide.analysis.explain_peak import Explanation
+from lowtide.analysis.explain_step import StepExplanation, explain_any
+from lowtide.analysis.planner_comparison import BUDGETS, Comparison, check_comparison, compare_plan
 from lowtide.errors import InvalidBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
+from lowtide.step.plan import StepPlan
 
 if TYPE_CHECKING:
-    from lowtide.runtime.wrap import Wrapped
+    from lowtide.runtime.wrapped import Wrapped
     from lowtide.settings import Settings
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -32,7 +34,8 @@ def wrap(
     budget: int | str | None = None,
     planner: str | AbstractPlanner = "auto",
     costs: str | Costs = "measured",
-    plan: Plan | str | Path | None = None,
+    plan: Plan | StepPlan | str | Path | None = None,
+    blocks: str | Sequence[str | type] = "auto",
     verify: bool = False,
 ) -> Model:
     """Return `model`, whose training steps from now on fit the budget; a function is returned as a new function.
@@ -54,7 +57,11 @@ def wrap(
             "500MB", "50%" of the unplanned peak, or "auto" on an accelerator (what is free).
         planner: Name of a planner, or a planner.
         costs: "measured", "analytic", the name of a device for analytic costs, or ready costs.
-        plan: A plan, or the path of a saved one, for the graph it was made for.
+        plan: A plan, or the path of a saved one, for the graph or the blocks it was made for; the plan of a step needs
+            the `blocks` it was made with.
+        blocks: How the step is cut into blocks that are planned together: "auto" (one graph where that can be had, and
+            else what the compiler leaves), "whole" (never more than the compiler makes necessary), or a list of names
+            or classes of modules that are to be blocks.
         verify: Run the first training call plainly as well and compare bit for bit; and at every backward compare
             what recomputation reads with what forward read, by checksums.
     """
@@ -63,7 +70,7 @@ def wrap(
     from lowtide.runtime.wrap import wrap_function, wrap_module
     from lowtide.settings import Settings
 
-    settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan)
+    settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks)
     if isinstance(model, nn.Module):
         wrap_module(model, settings, verify=verify)
         return model
@@ -79,7 +86,8 @@ def unwrap(model: Model) -> Model:
     from torch import nn
 
     from lowtide.blocks.layers import unchain_layers
-    from lowtide.runtime.wrap import unwrap_module, wrapped_of
+    from lowtide.runtime.wrap import unwrap_module
+    from lowtide.runtime.wrapped import wrapped_of
 
     if isinstance(model, nn.Module):
         unchain_layers(model)
@@ -92,12 +100,26 @@ def unwrap(model: Model) -> Model:
     return wrapped.plain  # type: ignore[return-value]
 
 
-def plans(model: Callable[..., Any]) -> list[Plan]:
-    """Return the plans made so far for a wrapped model, one for each captured graph, or for the chains in a model."""
+def plans(model: Callable[..., Any]) -> list[Plan | StepPlan]:
+    """Return the plans made so far for a wrapped model, one for each captured graph, or for the chains in a model.
+
+    If the step consists of several blocks, the first is the `StepPlan` of all of it, and the plans that its blocks run
+    come behind it.
+    """
     from lowtide.blocks.layers import chains_in
 
     chains = chains_in(model)
-    return [plan for each in chains for plan in each.plans] if chains else list(_wrapped(model).session.plans)
+    if chains:
+        return [plan for each in chains for plan in each.plans]
+    session = _wrapped(model).session
+    step = session.step_plan()
+    return [*session.plans] if step is None else [step, *step.block_plans, *session.plans]
+
+
+def main_plan(found: Sequence[Plan | StepPlan]) -> Plan | StepPlan:
+    """Return the plan that says most of what `plans` returns: that of the step, or of the largest graph."""
+    steps = [each for each in found if isinstance(each, StepPlan)]
+    return steps[0] if steps else max(found, key=lambda each: each.baseline_peak_bytes)
 
 
 def plan(
@@ -111,13 +133,14 @@ def plan(
     memory: int | str | None = None,
     device: str | None = None,
     optimizer: str | int = "adam",
-) -> Plan:
+    blocks: str | Sequence[str | type] = "auto",
+) -> Plan | StepPlan:
     """Return the plan for training `model` on such arguments, without running it.
 
     Shapes are worked out on fake tensors: no activation memory is needed, and parameters, gradients, buffers and the
     random number generators are not touched. Model and arguments may be on the meta device, where they have no data at
-    all; the plan is then the one of the same model on the CPU. If the model is captured as several graphs, the plan of
-    the one with the largest unplanned peak is returned and a warning says so.
+    all; the plan is then the one of the same model on the CPU. If the step consists of several blocks, because it is
+    captured as several graphs, has very many equal layers, or `blocks` names some, the plan is a `StepPlan`.
 
     Example:
         ```python
@@ -139,15 +162,16 @@ def plan(
         memory: In place of a budget: all the memory there is for training, such as "24GiB".
         device: In place of a budget: the name of a device such as "a100-80gb", whose memory it is.
         optimizer: With `memory` or `device`: "sgd", "sgd-momentum", "adam", "adamw", or the bytes of its state.
+        blocks: As for `wrap`.
     """
     if memory is not None or device is not None:
         if budget is not None:
             raise InvalidBudgetError(
                 f"budget={budget!r} was given beside memory= or device=; the budget is what they leave, so give one."
             )
-        return _plan_within("plan", model, args, kwargs, _Memory(memory, device, optimizer), planner, costs)
+        return _plan_within("plan", model, args, kwargs, _Memory(memory, device, optimizer), planner, costs, blocks)
     costs = "measured" if costs is None else costs
-    return _plan_call("plan", model, args, kwargs, budget=budget, planner=planner, costs=costs)
+    return _plan_call("plan", model, args, kwargs, budget=budget, planner=planner, costs=costs, blocks=blocks)
 
 
 def max_batch(
@@ -160,6 +184,7 @@ def max_batch(
     planner: str | AbstractPlanner = "auto",
     costs: str | Costs | None = None,
     most: int = MOST,
+    blocks: str | Sequence[str | type] = "auto",
 ) -> BatchFit:
     """Return the largest batch with which `model` trains in the memory there is, by planning, without running it.
 
@@ -182,6 +207,7 @@ def max_batch(
         planner: As for `wrap`.
         costs: As for `wrap`; by default worked out for `device` if that is given, else measured.
         most: The largest batch to try.
+        blocks: As for `wrap`.
     """
     from lowtide.runtime.memory_fit import largest_batch, memory_of
 
@@ -191,7 +217,7 @@ def max_batch(
     if not isinstance(most, int) or isinstance(most, bool) or most < 1:
         raise InvalidOptionError(f"most={most!r} is not a whole number of at least 1.")
     memory_bytes = memory_of(memory, device)
-    settings = _settings_without_budget(planner, costs, device)
+    settings = _settings_without_budget(planner, costs, device, blocks)
     return largest_batch(model, make_batch, settings, memory_bytes=memory_bytes, optimizer=optimizer, most=most)
 
 
@@ -203,6 +229,7 @@ def compare(
     budgets: Sequence[int | str] = BUDGETS,
     planners: Sequence[str | AbstractPlanner] | None = None,
     costs: str | Costs = "measured",
+    blocks: str | Sequence[str | type] = "auto",
 ) -> Comparison:
     """Return what each planner makes of each budget for training `model` on such arguments, without running it.
 
@@ -216,19 +243,22 @@ def compare(
         args: Positional arguments of the call.
         kwargs: Keyword arguments of the call.
         budgets: Bytes, sizes such as "6GiB", or shares of the unplanned peak such as "50%".
-        planners: Names or planners; by default all that are registered, without `brute_force` and `auto_thorough`.
+        planners: Names or planners; by default all that are registered, without `brute_force` and `auto_thorough`. For
+            a step of several blocks they make the menus of the blocks, and the default is `greedy`.
         costs: As for `wrap`.
+        blocks: As for `wrap`.
     """
     from lowtide.progress import ProgressLine
 
     check_comparison(budgets, planners)
-    problem = _plan_call("compare", model, args, kwargs, budget="100%", planner="keep_all", costs=costs).problem
+    options = {"planner": "keep_all", "costs": costs, "blocks": blocks}
+    found = _plan_call("compare", model, args, kwargs, budget="100%", **options)
     with ProgressLine() as progress:
-        return compare_planners(problem.graph, problem.costs, budgets=budgets, planners=planners, progress=progress)
+        return compare_plan(found, budgets=budgets, planners=planners, progress=progress)
 
 
 def explain(
-    model: Callable[..., Any] | Plan,
+    model: Callable[..., Any] | Plan | StepPlan,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -236,7 +266,8 @@ def explain(
     planner: str | AbstractPlanner = "auto",
     costs: str | Costs = "measured",
     less: bool = True,
-) -> Explanation:
+    blocks: str | Sequence[str | type] = "auto",
+) -> Explanation | StepExplanation:
     """Return what is alive at the peak of a training step and why, whom to blame, and what less memory would cost.
 
     Example:
@@ -253,28 +284,30 @@ def explain(
         planner: As for `wrap`; it also says what less memory would cost.
         costs: As for `wrap`.
         less: Compute what each 10 % less memory would cost, which takes one plan each.
+        blocks: As for `wrap`.
     """
     from lowtide.progress import ProgressLine
 
-    found = model
-    if not isinstance(found, Plan):
-        found = _plan_call("explain", found, args, kwargs, budget=budget, planner=planner, costs=costs)
+    if isinstance(model, Plan | StepPlan):
+        found = model
+    else:
+        options = {"planner": planner, "costs": costs, "blocks": blocks}
+        found = _plan_call("explain", model, args, kwargs, budget=budget, **options)
     with ProgressLine() as progress:
-        return explain_plan(found, planner=planner, less=less, progress=progress)
+        return explain_any(found, planner=planner, less=less, progress=progress)
 
 
 def _plan_call(
     name: str, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None, **options: Any
-) -> Plan:
-    """Return the plan of the largest graph of a call; `name` is the function that the user called."""
+) -> Plan | StepPlan:
+    """Return the plan of a call; `name` is the function that the user called."""
     from lowtide.runtime.dry_run import plan_call
     from lowtide.runtime.model_plans import Session
     from lowtide.settings import Settings
 
     _check_callable(name, model)
     _check_arguments(args, kwargs)
-    found = plan_call(model, args, kwargs or {}, Session(Settings.make(**options)))
-    return max(found, key=lambda plan: plan.baseline_peak_bytes)
+    return plan_call(model, args, kwargs or {}, Session(Settings.make(**options)))
 
 
 @dataclass(frozen=True)
@@ -294,23 +327,26 @@ def _plan_within(
     there: _Memory,
     planner: str | AbstractPlanner,
     costs: str | Costs | None,
-) -> Plan:
+    blocks: str | Sequence[str | type],
+) -> Plan | StepPlan:
     from lowtide.runtime.memory_fit import memory_of, plan_within
 
     _check_callable(name, model)
     _check_arguments(args, kwargs)
     memory_bytes = memory_of(there.memory, there.device)
-    settings = _settings_without_budget(planner, costs, there.device)
+    settings = _settings_without_budget(planner, costs, there.device, blocks)
     batch = tuple(args), dict(kwargs or {})
     return plan_within(model, batch, settings, memory_bytes=memory_bytes, optimizer=there.optimizer)
 
 
-def _settings_without_budget(planner: str | AbstractPlanner, costs: str | Costs | None, device: str | None) -> Settings:
+def _settings_without_budget(
+    planner: str | AbstractPlanner, costs: str | Costs | None, device: str | None, blocks: str | Sequence[str | type]
+) -> Settings:
     from lowtide.settings import Settings
 
     source = (device or "measured") if costs is None else costs
     # The budget is replaced for every batch.
-    return Settings.make(budget="100%", planner=planner, costs=source)
+    return Settings.make(budget="100%", planner=planner, costs=source, blocks=blocks)
 
 
 def _check_callable(name: str, model: Callable[..., Any]) -> None:
@@ -328,7 +364,7 @@ def _check_arguments(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> N
 
 
 def _wrapped(model: Callable[..., Any]) -> Wrapped:
-    from lowtide.runtime.wrap import wrapped_of
+    from lowtide.runtime.wrapped import wrapped_of
 
     wrapped = wrapped_of(model)
     if wrapped is None:

@@ -83,10 +83,12 @@ class Recording:
     Attributes:
         peak_bytes: The highest bytes above the level at entry.
         inside_bytes: For every label, the highest bytes allocated in a part of that name and freed before its end.
+        left_bytes: The bytes at the end above the level at entry.
     """
 
     peak_bytes: int
     inside_bytes: dict[str, int]
+    left_bytes: int = 0
 
 
 def can_record(device: torch.device) -> bool:
@@ -118,7 +120,7 @@ def record_parts(fn: Callable[[], Result], labels: Collection[str]) -> tuple[Res
             peak = max(peak, level)
             if open_parts:
                 open_parts[-1] = (open_parts[-1][0], max(open_parts[-1][1], level))
-    return result, Recording(peak, inside)
+    return result, Recording(peak, inside, level)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,13 @@ from lowtide.graph.costs import Costs
 from lowtide.plan import registry
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
+from lowtide.step.load import load
+from lowtide.step.plan import StepPlan
 from lowtide.units import Budget, parse_budget
 
 _OPTIONS = ("budget", "planner", "costs", "plan")
+# Modules that are blocks of the step: found by lowtide, none, or those with these names or of these classes.
+Blocks = str | tuple[str | type, ...]
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,15 @@ class Settings:
         budget: Peak bytes the step may allocate; None if `plan` brings its own.
         planner: A planner.
         costs: Where costs come from: "measured", "analytic", a device name, or ready figures.
-        plan: A plan to use for the graph it was made for.
+        plan: A plan to use for the graph, or the blocks, it was made for.
+        blocks: "auto", "whole", or names and classes of the modules that are blocks of the step.
     """
 
     budget: Budget | None
     planner: AbstractPlanner
     costs: str | Costs
-    plan: Plan | None = None
+    plan: Plan | StepPlan | None = None
+    blocks: Blocks = "auto"
 
     @staticmethod
     def make(
@@ -40,7 +46,8 @@ class Settings:
         budget: int | str | Budget | None = None,
         planner: str | AbstractPlanner = "auto",
         costs: str | Costs = "measured",
-        plan: Plan | str | Path | None = None,
+        plan: Plan | StepPlan | str | Path | None = None,
+        blocks: str | Sequence[str | type] = "auto",
     ) -> Settings:
         """Return checked settings; everything that can be wrong with them is found here."""
         if budget is None and plan is None:
@@ -53,7 +60,8 @@ class Settings:
             budget=None if budget is None else parse_budget(budget),
             planner=_planner(planner),
             costs=costs,
-            plan=Plan.load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
+            plan=load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
+            blocks=_blocks(blocks),
         )
 
     @staticmethod
@@ -75,7 +83,20 @@ def _planner(planner: str | AbstractPlanner) -> AbstractPlanner:
     return registry.get(planner)
 
 
-def _checked_plan(plan: Plan | None) -> Plan | None:
-    if plan is not None and not isinstance(plan, Plan):
-        raise InvalidOptionError(f"plan={plan!r} is not a Plan or the path of a plan file.")
+def _blocks(blocks: object) -> Blocks:
+    """Return which modules are blocks, checked as far as it can be without a model."""
+    if isinstance(blocks, str) and blocks in ("auto", "whole"):
+        return blocks
+    named = tuple(blocks) if isinstance(blocks, list | tuple | set | frozenset) else ()
+    if named and all(isinstance(each, str | type) for each in named):
+        return named
+    raise InvalidOptionError(
+        f'blocks={blocks!r} is not "auto", "whole" or a list of modules. Give their names or classes, such as '
+        'blocks=["encoder.layers.0", "encoder.layers.1"] or blocks=[DecoderLayer].'
+    )
+
+
+def _checked_plan(plan: Plan | StepPlan | None) -> Plan | StepPlan | None:
+    if plan is not None and not isinstance(plan, Plan | StepPlan):
+        raise InvalidOptionError(f"plan={plan!r} is not a Plan, a StepPlan or the path of a plan file.")
     return plan

@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import common
 import plan_page
+import referee_page
 
 MOST_LINES_OF_A_PAGE = 60
 PAGES = sorted(common.RESULTS.glob("*.md"))
@@ -66,3 +67,39 @@ def test_results_in_git_are_rows_and_a_summary(page):
 
 def test_nothing_else_is_among_the_results():
     assert {path.suffix for path in common.RESULTS.iterdir()} <= {".jsonl", ".md", ".png"}
+
+
+def test_the_referees_page_says_if_rows_are_of_several_commits():
+    same = [{"commit": "abc1234"}] * 2
+    assert referee_page.made_with(same) == "All were made with commit abc1234."
+    assert referee_page.made_with([*same, {}]) == "They are of several commits: abc1234 (2), not noted (1)."
+    assert common.commit()
+
+
+def refereed(**fields):
+    kept = {"budget_bytes": 10, "measured_bytes": 10, "graphs": 1, "warnings": [], "bits": "exact", "amount": None}
+    return {"package": "timm", "architecture": "some", **kept, **fields}
+
+
+def test_a_peak_above_the_budget_has_no_excuse():
+    above = refereed(measured_bytes=11, graphs=3, warnings=["some"])
+    assert referee_page.outcome(refereed(graphs=3)) == referee_page.EXACT
+    assert referee_page.outcome(above) == referee_page.ABOVE
+    assert referee_page.bars([above])["no peak above the budget"] == ("1", False)
+    assert referee_page.bars([{"package": "timm", "foreign": "some"}])["no peak above the budget"] == ("0", True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({"as_aot_eager": True, "aot_eager": "other by 1"}, referee_page.LIMIT),
+        ({"as_aot_eager": False, "aot_eager": "loss by the layer by 2e-07"}, referee_page.LIMIT),
+        ({"as_aot_eager": False, "aot_eager": "loss by the layer by 2e-03"}, referee_page.SILENT),
+        ({"as_aot_eager": False, "aot_eager": "other by 2e-07"}, referee_page.SILENT),
+        ({"as_aot_eager": False, "aot_eager": "equal"}, referee_page.SILENT),
+        ({"aot_eager": "RuntimeError"}, referee_page.SILENT),
+        ({"amount": 0.1, "as_aot_eager": True, "aot_eager": "loss by the layer by 2e-07"}, referee_page.SILENT),
+    ],
+)
+def test_last_bits_are_a_limit_where_aot_eager_differs_in_the_same_tensor(fields, outcome):
+    assert referee_page.outcome(refereed(**{"bits": "loss by the layer", "amount": 1e-6} | fields)) == outcome

@@ -23,6 +23,8 @@ import lowtide
 from helpers.chain_cases import BATCH, DIM, Loop
 from helpers.exactness import DropEverything
 from lowtide import errors
+from lowtide.blocks.python_state.reachable import Reachable
+from lowtide.blocks.python_state.snapshot import Snapshot
 
 DROP = DropEverything(again=True)
 STEPS = 3
@@ -725,3 +727,46 @@ def test_unrolled_steps_with_counters() -> None:
         hidden.sum().backward()
         results.append((hidden.sum().item(), len(calls), cell.weight_hh.grad.sum().item()))
     assert results[0] == results[1]
+
+
+def _must_not_run(*_: Any, **__: Any) -> Any:
+    raise AssertionError("looking at a container runs its own methods")
+
+
+class Registry(dict[str, Any]):
+    """Like registries that import what is looked at."""
+
+    keys = values = items = __iter__ = __len__ = __getitem__ = __contains__ = __eq__ = _must_not_run  # type: ignore[assignment]
+    copy = clear = update = __setitem__ = _must_not_run  # type: ignore[assignment]
+
+
+class OrderedRegistry(OrderedDict[str, Any]):
+    keys = values = items = __iter__ = __len__ = __getitem__ = __eq__ = _must_not_run  # type: ignore[assignment]
+
+
+class Names(list[Any]):
+    __iter__ = __len__ = __getitem__ = extend = clear = copy = _must_not_run  # type: ignore[assignment]
+
+
+class Flags(set[str]):
+    __iter__ = __len__ = __contains__ = update = __eq__ = _must_not_run  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("entries", [1, 3, 5000])
+def test_methods_of_containers_do_not_run(entries: int) -> None:
+    words = [str(number) for number in range(entries)]
+    things = [Registry(), OrderedRegistry(zip(words, words, strict=True)), Names(words), Flags(words)]
+    dict.update(things[0], dict.fromkeys(words, 1))
+    bases: list[Any] = [dict, OrderedDict, list, set]
+    holder = SimpleNamespace(things=things)
+    known = Snapshot(Reachable((holder,)))
+    assert known.holds()
+    for thing, base in zip(things, bases, strict=True):
+        base.clear(thing)
+    assert not known.holds()
+    known.restore()
+    assert known.holds()
+    assert [base.__len__(thing) for thing, base in zip(things, bases, strict=True)] == [entries] * 4
+    assert list(dict.items(things[0])) == [(word, 1) for word in words]
+    assert list(OrderedDict.items(things[1])) == [(word, word) for word in words]
+    assert list(list.__iter__(things[2])) == words

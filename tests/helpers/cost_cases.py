@@ -77,6 +77,13 @@ def ops(dtype):
         transposed, strided, expanded = one(30, 20).t(), one(20, 60)[:, ::2], one(1, 1).expand(20, 30)
     wide, square = one(30, 40), one(50, 50)
     return [
+        # As many numbers as a mask has places: not all masks will do.
+        call(aten.masked_scatter.default, wide, mask(30, 40), one(100)),
+        call(aten.masked_scatter.default, wide, mask(30, 1).expand(30, 40), one(3, 40)),
+        call(aten.masked_scatter.default, wide, mask(30, 1), one(3, 40)),
+        call(aten.masked_scatter.default, wide, mask(40), one(3, 40)),
+        call(aten.masked_scatter_backward.default, wide, mask(30, 40), [20, 5]),
+        call(aten.masked_scatter_backward.default, wide, mask(30, 1), [3, 40]),
         call(aten.convolution.default, x, one(4, 8, 3, 3), None, plane, plane, plane, False, [0, 0], 1),
         call(aten.convolution.default, last, one(4, 8, 3, 3), one(4), plane, plane, plane, False, [0, 0], 1),
         call(aten.convolution.default, x, one(8, 1, 3, 3), None, plane, plane, plane, False, [0, 0], 8),

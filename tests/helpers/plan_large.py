@@ -68,7 +68,7 @@ def main(layers: int, batch: int, memory: str) -> None:
         json.dumps(
             {
                 "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                "ops": len(plan.problem.graph.ops),
+                "ops": plan.num_ops,
                 "seconds": time.perf_counter() - start,
                 "processor_seconds": sum(resource.getrusage(resource.RUSAGE_SELF)[:2]),
                 "resident_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

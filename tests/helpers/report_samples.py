@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html.parser import HTMLParser
 
 from lowtide import Costs, Graph, Plan, Problem, solve
 from lowtide.analysis.planner_comparison import Comparison, compare_planners
@@ -48,3 +49,25 @@ def comparison_of(plan: Plan) -> Comparison:
     return compare_planners(
         problem.graph, problem.costs, budgets=["90%", "70%", "60%"], planners=["greedy", "chen_sqrt", "keep_all"]
     )
+
+
+class Reader(HTMLParser):
+    """Collects what a page is made of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.data: list[str] = []
+        self.inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.inside = dict(attrs).get("id") or ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "data":
+            self.data.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""

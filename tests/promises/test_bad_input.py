@@ -156,11 +156,11 @@ def test_a_model_that_fails_by_itself_says_where() -> None:
 class Untraceable(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(4, 4)
+        self.linear = nn.Linear(4, 4)
 
     @torch._dynamo.disable
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.lstm(x)[0]
+        return self.linear(x)
 
 
 def test_a_model_that_cannot_be_traced_is_not_trained_unplanned() -> None:

@@ -23,7 +23,6 @@ from helpers.exactness import (
     assert_exact,
     assert_same,
     first_loss,
-    num_recomputed,
     train,
 )
 from lowtide.errors import LowtideWarning
@@ -354,11 +353,11 @@ def test_two_shapes_alternate() -> None:
     assert len(lowtide.plans(model)) == 2
 
 
-def test_graph_breaks_are_planned_and_told() -> None:
-    with pytest.warns(LowtideWarning, match="captured as 2 graphs"):
-        model = assert_exact(Broken(), floats(4, 8))
-    assert len(lowtide.plans(model)) == 2
-    assert num_recomputed(model) > 2
+def test_graph_breaks_make_blocks_of_one_step() -> None:
+    model = assert_exact(Broken(), floats(4, 8))
+    step, *blocks = lowtide.plans(model)
+    assert isinstance(step, lowtide.StepPlan)
+    assert len(blocks) == len(step.choice) == 2
 
 
 def test_two_wrapped_models_do_not_mix() -> None:
@@ -515,7 +514,7 @@ def test_verify_compares_the_first_step() -> None:
 
 
 def test_verify_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowtide.runtime import wrap as wrapped
+    from lowtide.runtime import wrapped
 
     model = lowtide.wrap(nn.Linear(4, 4), budget="100%", costs="analytic", verify=True)
     honest = wrapped.Wrapped.train
@@ -564,7 +563,9 @@ def test_many_graphs_of_one_call_are_compiled_once() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model(torch.ones(2, 4)).backward()
-    assert any("captured as 7 graphs" in str(each.message) for each in caught)
+    step = lowtide.plans(model)[0]
+    assert isinstance(step, lowtide.StepPlan)
+    assert len(step.choice) == 7
     assert not [each for each in caught if "compiled" in str(each.message)]
     for size in range(3, 7):
         model(torch.ones(size, 4)).backward()

@@ -174,3 +174,31 @@ def test_kernels_that_keep_other_sizes_than_they_say(loss: Callable[..., torch.T
     assert 0 <= plan.peak_bytes - lowtide.measure_peak(step) <= SCALARS
     views = {"aten.view.default", "aten.expand.default", "aten.transpose.int"}
     assert not views & {op.target for op in plan.problem.graph.ops}
+
+
+class Remembering(nn.Module):
+    """Is traced again at its second call, because an attribute has changed; its numbers are wrapped into tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+        self.kind: str | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x) * 0.5) * 1.7
+        if self.kind is None:
+            self.kind = "mean"
+        return x.square().mean()
+
+
+def test_a_step_in_which_the_model_is_traced_again_keeps_the_budget_to_the_byte() -> None:
+    model, x = Remembering(), torch.randn(64, 32)
+    with pytest.raises(InfeasibleBudgetError) as raised:
+        lowtide.wrap(model, budget=1, planner=QUICK)(x)
+    model = lowtide.wrap(Remembering(), budget=raised.value.least_bytes, planner=QUICK)
+    model(x).backward()
+    model.zero_grad()
+    measured = lowtide.measure_peak(lambda: model(x).backward())
+    (plan,) = lowtide.plans(model)
+    assert measured == plan.peak_bytes <= plan.budget_bytes

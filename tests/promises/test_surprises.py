@@ -47,6 +47,13 @@ def test_margin_losses_are_eagers(loss: Any) -> None:
     assert_exact(Inside(), floats(4, 8))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_graph_modules_are_eagers(nested: bool) -> None:
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4)))
+    model = nn.Sequential(nn.Linear(8, 8), traced) if nested else traced
+    assert_exact(model, floats(4, 8))
+
+
 class Island(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +112,7 @@ def test_opaque_outputs_get_eagers_none() -> None:
 
 
 def test_verify_looks_into_opaque_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowtide.runtime import wrap as wrapped
+    from lowtide.runtime import wrapped
 
     model = lowtide.wrap(Boxed(), verify=True, **LOOSE)
     honest = wrapped.Wrapped.train

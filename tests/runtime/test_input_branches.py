@@ -18,6 +18,7 @@ from torch import nn
 
 import lowtide
 from helpers.exactness import Batch, DropEverything, assert_exact, assert_same, train
+from lowtide.errors import CaptureError
 
 pytestmark = pytest.mark.filterwarnings("ignore::lowtide.errors.LowtideWarning")
 
@@ -434,3 +435,37 @@ def test_models_that_ask_whether_they_are_traced_are_told_no(monkeypatch: pytest
     question = library.is_torchdynamo_compiling
     assert_exact(Branching(library.branch), batches(FULL, HOLES))
     assert library.is_torchdynamo_compiling is question
+
+
+@pytest.mark.parametrize("mask", [FULL, HOLES, EMPTY], ids=["full", "holes", "empty"])
+@pytest.mark.parametrize("branch", [all_of, any_of, counted, twice])
+def test_a_plan_is_of_the_branch_that_the_call_takes(branch: Callable[..., torch.Tensor], mask: torch.Tensor) -> None:
+    model, x = Branching(branch), torch.randn(4, 8)
+    state = torch.get_rng_state()
+    plan = lowtide.plan(model, (x, mask), **LOOSE)
+    assert torch.equal(state, torch.get_rng_state())
+    lowtide.wrap(model, plan=plan)(x, mask).backward()
+    (used,) = lowtide.plans(model)
+    assert used.problem.graph.fingerprint == plan.problem.graph.fingerprint
+
+
+def test_a_plan_is_of_the_branch_that_a_buffer_decides() -> None:
+    class Flagged(Branching):
+        def __init__(self) -> None:
+            super().__init__(all_of)
+            self.register_buffer("flags", HOLES.clone())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x, self.flags)
+
+    model, x = Flagged(), torch.randn(4, 8)
+    plan = lowtide.plan(model, (x,), **LOOSE)
+    lowtide.wrap(model, plan=plan)(x).backward()
+    assert len(lowtide.plans(model)) == 1
+
+
+def test_a_plan_without_data_says_where_it_is_read() -> None:
+    with torch.device("meta"):
+        model, x, mask = Branching(all_of), torch.randn(4, 8), torch.ones(4, dtype=torch.long)
+    with pytest.raises(CaptureError, match=r"reads what a tensor contains, at .*test_input_branches"):
+        lowtide.plan(model, (x, mask), **LOOSE)

@@ -10,7 +10,7 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import InfeasibleBudgetError, VerificationError
-from lowtide.runtime.wrap import Wrapped
+from lowtide.runtime.wrapped import Wrapped
 
 NAN = float("nan")
 LARGEST = torch.finfo(torch.float32).max

@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 
 from lowtide import device as devices
-from lowtide.blocks import refusals as refused
+from lowtide.blocks.block.call_checks import WatchedModules, check_call, check_modules
 from lowtide.blocks.block.position import Arguments
 from lowtide.blocks.block.side_effects import Autocast, autocast_now
 from lowtide.blocks.block.tensor_spec import (
@@ -21,8 +19,6 @@ from lowtide.blocks.block.tensor_spec import (
     State,
     aliases_of,
     as_state,
-    is_dense_tensor,
-    kind_of,
     label_of,
     specs_of,
 )
@@ -44,17 +40,7 @@ from lowtide.plan.diagnose.infeasible import infeasible
 from lowtide.plan.solve import solve
 from lowtide.progress import Progress, ProgressLine
 from lowtide.pytorch.contents import contents_of
-from lowtide.pytorch.dispatch_modes import in_forward_ad, in_func_transform
-from lowtide.pytorch.modules import (
-    buffers,
-    child_ids,
-    children,
-    parameters,
-    parameters_in,
-    parametrizations_are_cached,
-)
 from lowtide.pytorch.nested import tree_leaves
-from lowtide.pytorch.tensor_versions import is_traceable_wrapper_subclass
 from lowtide.settings import Settings
 
 
@@ -121,11 +107,9 @@ class PlannedBlocks:
         self._names, self._blocks = tuple(names), tuple(blocks)
         distinct = list({id(block): block for block in blocks}.values())
         referred = [contents_of(block) for block in distinct if not isinstance(block, nn.Module)]
-        self._roots = [block for block in distinct if isinstance(block, nn.Module)]
-        self._roots += [module for contents in referred for module in contents.modules]
-        self._loose = [tensor for contents in referred for tensor in contents.tensors]
-        self._modules: list[nn.Module] = []
-        self._children: list[int] | None = None
+        roots = [block for block in distinct if isinstance(block, nn.Module)]
+        roots += [module for contents in referred for module in contents.modules]
+        self._watched = WatchedModules(roots, [tensor for contents in referred for tensor in contents.tensors])
         self._programs: dict[Any, ChainProgram | None] = {}
         self.plans: list[Plan] = []
 
@@ -143,10 +127,10 @@ class PlannedBlocks:
     def _train(self, state: tuple[Any, ...], extras: Iterable[Any] | None, keywords: dict[str, Any]) -> Any:
         """Return what the blocks return in a call that may be differentiated."""
         arguments = self._arguments(state, extras, keywords)
-        marks, watched = self._watched()
+        marks, watched = self._watched.look()
         if not (arguments.leaves or any(tensor.requires_grad for tensor in (*state, *watched))):
             return self._plain(state, arguments)
-        _check_call(state, arguments.leaves, self._modules)
+        check_call(state, arguments.leaves, self._watched.modules)
         autocast = autocast_now(tensor.device for tensor in (*state, *watched[:1]))
         program = self._program(state, arguments, autocast, marks)
         if program is None:
@@ -201,15 +185,6 @@ class PlannedBlocks:
         rows = outputs[len(outputs) - emitted :]
         return result, [tuple(rows[k : k + self.emits]) for k in range(0, len(rows), self.emits)]
 
-    def _watched(self) -> tuple[tuple[Any, ...], list[Tensor]]:
-        """Return what a program depends on in the blocks (modes, identities of tensors), and all their parameters."""
-        if child_ids(self._modules) != self._children:
-            self._modules = _all_modules(self._roots)
-            self._children = child_ids(self._modules)
-        tensors = self._loose + parameters_in(self._modules)
-        modes = [module.training for module in self._modules]
-        return (*modes, *map(id, tensors), *(each.requires_grad for each in tensors)), tensors
-
     def _program(
         self, state: State, arguments: Arguments, autocast: Autocast, marks: tuple[Any, ...]
     ) -> ChainProgram | None:
@@ -230,7 +205,7 @@ class PlannedBlocks:
         return self._programs[key]
 
     def _plan(self, state: State, arguments: Arguments, autocast: Autocast) -> ChainProgram | None:
-        _check_modules(self._modules, self._loose)
+        check_modules(self._watched.modules, self._watched.loose)
         with ProgressLine() as progress:
             profile = self._profile(state, arguments, autocast, progress)
             if not any(costs.grad_results for costs in profile.costs):
@@ -299,18 +274,6 @@ def _as_run(made: ChainGraph, problem: Problem, plan: Plan) -> Plan:
     return replace(plan, problem=problem, schedule=schedule, trace=problem.price(schedule))
 
 
-def _all_modules(roots: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return `roots` and all modules in them, each once."""
-    found: dict[int, nn.Module] = {}
-    stack = list(roots)
-    while stack:
-        module = stack.pop()
-        if id(module) not in found:
-            found[id(module)] = module
-            stack += [child for child in children(module).values() if child is not None]
-    return list(found.values())
-
-
 def _row(extra: Any) -> tuple[Any, ...]:
     if extra is None:
         return ()
@@ -329,41 +292,6 @@ def _check_blocks(names: Sequence[str], blocks: Sequence[Block], emits: int) -> 
             )
     if isinstance(emits, bool) or not isinstance(emits, int) or emits < 0:
         raise InvalidOptionError(f"emits={emits!r} is not a number of tensors of at least 0.")
-
-
-def _check_call(state: Sequence[Tensor], leaves: Sequence[Tensor], modules: Iterable[nn.Module]) -> None:
-    """Raise if a call that needs gradients cannot be one node of the autograd graph."""
-    if in_func_transform():
-        raise refused.function_transform()
-    if in_forward_ad():
-        raise refused.forward_mode()
-    for number, tensor in enumerate(state):
-        if not is_dense_tensor(tensor):
-            raise refused.input_kind(f"Input {number} of the chain", kind_of(tensor))
-    for tensor in leaves:
-        if not is_dense_tensor(tensor):
-            raise refused.input_kind("An extra argument of the chain that needs a gradient", kind_of(tensor))
-    if parametrizations_are_cached() and any(parametrize.is_parametrized(module) for module in modules):
-        raise refused.cached_parametrization()
-
-
-def _check_modules(modules: Iterable[nn.Module], loose: Iterable[Tensor]) -> None:
-    """Raise if a module has tensors that cannot be profiled: without a shape, or of a class of their own."""
-    for module in modules:
-        if isinstance(module, torch.jit.ScriptModule):
-            raise refused.script_module(str(module.original_name))
-        for name, tensor in (*parameters(module).items(), *buffers(module).items()):
-            if tensor is not None:
-                _check_tensor(f"{type(module).__name__}.{name}", tensor)
-    for tensor in loose:
-        _check_tensor("A tensor that a block refers to", tensor)
-
-
-def _check_tensor(name: str, tensor: Tensor) -> None:
-    if is_lazy(tensor):
-        raise refused.lazy_parameter(name)
-    if is_traceable_wrapper_subclass(tensor):
-        raise refused.wrapped_parameter(name, type(tensor).__name__)
 
 
 # PyTorch does not annotate it.

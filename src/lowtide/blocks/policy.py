@@ -69,6 +69,65 @@ class ChainPlanning:
     least_layers: int = 2
 
 
+@dataclass(frozen=True, slots=True)
+class LayerPolicy:
+    """When the layers of a model are blocks of its step without being named.
+
+    Attributes:
+        equal: A list of fewer layers of one class is not taken for the repeated layers of a model. The stages of a
+            ResNet have three and more.
+        parts: A layer with fewer modules inside, itself included, has too little to choose from, and is captured
+            quickly.
+        repeats: From so many layers on that are like an earlier one, layers are blocks. The plan of the whole graph is
+            the better one, and the only one that fits where gradients of parameters take most of the memory, because
+            it may compute them late. But tracing and planning it takes half a second for each layer of a transformer:
+            `benchmarks/blocks.py --first` has 14 s for 24 layers and 26 s for 48, and as blocks 2.5 and 3.0 s.
+        join: Where blocks do not fit, so many times as many layers become one. A budget right below what single layers
+            need is also little more than what pairs need, and near the least that fits recomputation is dear: ResNet-50
+            at 65 % of its peak takes 13.1 % more time with pairs, 9.8 % with fours, and 9.9 % with whole stages.
+    """
+
+    equal: int = 3
+    parts: int = 4
+    repeats: int = 30
+    join: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OpaquePolicy:
+    """How closely modules are watched that run in eager mode as blocks of a step.
+
+    Attributes:
+        watched_runs: So many runs are measured, each of which takes some microseconds for every op and allocation. A
+            module in which sizes depend on data shows it in its second run on other data; all its runs are measured.
+    """
+
+    watched_runs: int = 4
+
+
+@dataclass(frozen=True)
+class SessionPolicy:
+    """How the runs of a step of several blocks are chosen and watched.
+
+    Attributes:
+        choose_seconds: The choice is anytime, and what this leaves unproved is told. Choosing again in the middle of a
+            training run must not be felt: most choices take milliseconds.
+        most_recordings: A recorded step is slower by the profiler's few microseconds an op. A model whose calls always
+            differ (layers dropped at random) shows every pair of blocks in far fewer calls than this.
+        remembered_calls: Calls whose backward may still come. Gradient accumulation over more calls than this loses
+            nothing but what their backward would show.
+        remembered_choices: Choices that are kept for sequences that come again.
+    """
+
+    choose_seconds: float = 1.0
+    most_recordings: int = 48
+    remembered_calls: int = 64
+    remembered_choices: int = 512
+
+
 PYTHON_STATE = PythonStateLimits()
 EARLY_STOP = EarlyStopPolicy()
 PLANNING = ChainPlanning()
+LAYERS = LayerPolicy()
+OPAQUE = OpaquePolicy()
+SESSION = SessionPolicy()

@@ -150,6 +150,15 @@ def lazy_parameter(name: str) -> InvalidModelError:
     )
 
 
+def sharded_module(kind: str) -> InvalidModelError:
+    """Return the error about a block that fully_shard was applied to, or a part of it."""
+    return InvalidModelError(
+        f"A block of the chain is or has a {kind}, which fully_shard manages: its parameters come and go in hooks, and "
+        "a repeated run would gather them on this rank alone. Use lowtide.wrap(model, budget=...), which makes every "
+        "sharded module a block of the step."
+    )
+
+
 def wrapped_parameter(name: str, kind: str) -> InvalidModelError:
     """Return the error about a parameter that is made of other tensors."""
     return InvalidModelError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from lowtide.graph.costs import Costs
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
 from lowtide.report.write import check_report_path
-from lowtide.runtime.wrap import wrapped_of
+from lowtide.runtime.wrapped import wrapped_of
 from lowtide.settings import Settings
+from lowtide.step.plan import StepPlan
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,14 @@ class WrapOptions:
     budget: int | str | None = None
     planner: str | AbstractPlanner = "auto"
     costs: str | Costs = "measured"
-    plan: Plan | str | Path | None = None
+    plan: Plan | StepPlan | str | Path | None = None
+    blocks: str | Sequence[str | type] = "auto"
     verify: bool = False
     report: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Check every option."""
-        Settings.make(budget=self.budget, planner=self.planner, costs=self.costs, plan=self.plan)
+        Settings.make(budget=self.budget, planner=self.planner, costs=self.costs, plan=self.plan, blocks=self.blocks)
         if self.report is not None:
             check_report_path(self.report)
 
@@ -47,14 +50,15 @@ class WrapOptions:
                 planner=self.planner,
                 costs=self.costs,
                 plan=self.plan,
+                blocks=self.blocks,
                 verify=self.verify,
             )
 
     def write_report(self, model: nn.Module) -> bool:
-        """Write the report of the largest plan, if one was asked for; return True if there was a plan."""
+        """Write the report of the step, if one was asked for; return True if there was a plan."""
         plans = api.plans(model)
         if plans and self.report is not None:
-            max(plans, key=lambda plan: plan.baseline_peak_bytes).report(self.report)
+            api.main_plan(plans).report(self.report)
         return bool(plans)
 
 
@@ -67,8 +71,8 @@ class ModelWatch:
         self._reported = False
 
     @property
-    def plans(self) -> list[Plan]:
-        """The plans made so far, one for each captured graph."""
+    def plans(self) -> list[Plan | StepPlan]:
+        """The plans made so far, as `lowtide.plans` returns them."""
         return [] if self.model is None else api.plans(self.model)
 
     def begin(self, model: nn.Module) -> None:

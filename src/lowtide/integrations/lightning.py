@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from lowtide.graph.costs import Costs
 from lowtide.integrations.apply import ModelWatch
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
+from lowtide.step.plan import StepPlan
 
 # The library is published under two names, whose classes do not know each other.
 if TYPE_CHECKING or importlib.util.find_spec("lightning") is not None:
@@ -38,6 +40,7 @@ class LowtideCallback(Callback):
         planner: As for `lowtide.wrap`.
         costs: As for `lowtide.wrap`.
         plan: As for `lowtide.wrap`.
+        blocks: As for `lowtide.wrap`.
         verify: As for `lowtide.wrap`.
         report: Where to write a report after the first step: .html, .png, .svg or .txt.
     """
@@ -49,16 +52,19 @@ class LowtideCallback(Callback):
         module: str = "",
         planner: str | AbstractPlanner = "auto",
         costs: str | Costs = "measured",
-        plan: Plan | str | Path | None = None,
+        plan: Plan | StepPlan | str | Path | None = None,
+        blocks: str | Sequence[str | type] = "auto",
         verify: bool = False,
         report: str | os.PathLike[str] | None = None,
     ) -> None:
         self._module = module
-        self._watch = ModelWatch(budget=budget, planner=planner, costs=costs, plan=plan, verify=verify, report=report)
+        self._watch = ModelWatch(
+            budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks, verify=verify, report=report
+        )
 
     @property
-    def plans(self) -> list[Plan]:
-        """The plans made so far, one for each captured graph."""
+    def plans(self) -> list[Plan | StepPlan]:
+        """The plans made so far, as `lowtide.plans` returns them."""
         return self._watch.plans
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lowtide.graph.costs import Costs
 from lowtide.integrations.apply import ModelWatch
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
+from lowtide.step.plan import StepPlan
 
 
 class LowtideCallback(TrainerCallback):
@@ -33,6 +35,7 @@ class LowtideCallback(TrainerCallback):
         planner: As for `lowtide.wrap`.
         costs: As for `lowtide.wrap`.
         plan: As for `lowtide.wrap`.
+        blocks: As for `lowtide.wrap`.
         verify: As for `lowtide.wrap`.
         report: Where to write a report after the first step: .html, .png, .svg or .txt.
     """
@@ -43,15 +46,18 @@ class LowtideCallback(TrainerCallback):
         *,
         planner: str | AbstractPlanner = "auto",
         costs: str | Costs = "measured",
-        plan: Plan | str | Path | None = None,
+        plan: Plan | StepPlan | str | Path | None = None,
+        blocks: str | Sequence[str | type] = "auto",
         verify: bool = False,
         report: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._watch = ModelWatch(budget=budget, planner=planner, costs=costs, plan=plan, verify=verify, report=report)
+        self._watch = ModelWatch(
+            budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks, verify=verify, report=report
+        )
 
     @property
-    def plans(self) -> list[Plan]:
-        """The plans made so far, one for each captured graph."""
+    def plans(self) -> list[Plan | StepPlan]:
+        """The plans made so far, as `lowtide.plans` returns them."""
         return self._watch.plans
 
     def on_train_begin(

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from lowtide.api import plan
 from lowtide.capture.memory_rewrites import as_traced
-from lowtide.errors import InvalidOptionError
+from lowtide.errors import CaptureError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph
+from lowtide.plan.core.result import Plan
 from lowtide.reproduce.nets.cells import GENOTYPES, CellNetwork
 from lowtide.reproduce.nets.classification import GoogLeNet, alexnet, densenet, inception_v3, resnet, vgg
 from lowtide.reproduce.nets.segmentation import PSPNet, UNet
@@ -148,7 +149,10 @@ def capture(name: str, network: Network, device: str) -> Captured:
         if network.labels is not None:
             batch.append(torch.zeros(network.batch, *network.labels, dtype=torch.int64))
     with as_traced():
-        problem = plan(model, batch, budget="100%", planner="keep_all", costs=device).problem
+        made = plan(model, batch, budget="100%", planner="keep_all", costs=device, blocks="whole")
+    if not isinstance(made, Plan):
+        raise CaptureError(f"{name} was captured as several graphs; the papers' figures are for one.")
+    problem = made.problem
     no_workspace = (0,) * len(problem.graph.ops)
     return Captured(
         name=name,

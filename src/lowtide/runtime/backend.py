@@ -5,24 +5,32 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
 
+from lowtide.capture.captured_graph import CapturedGraph, capture
 from lowtide.capture.normalise import keeping_kernels
 from lowtide.capture.separate_reads import separate_reads
 from lowtide.capture.source_lines import user_line
-from lowtide.errors import CaptureError, InvalidInputError, LowtideError
-from lowtide.lower.execute import LoweredVariant, run_quickly
-from lowtide.pytorch.compiler.joint_graph import JointGraph, compile_step, read_joint
+from lowtide.distributed.doors import Doors
+from lowtide.distributed.replicas import running
+from lowtide.errors import CaptureError, InvalidInputError, InvalidOptionError, LowtideError
+from lowtide.lower.execute import run_quickly
+from lowtide.pytorch.compiler.joint_graph import JointGraph, RunnableStep, compile_step, read_joint
+from lowtide.pytorch.compiler.tracing import cuts_at_buckets
 from lowtide.pytorch.fake_tensors import DynamicOutputShapeException
 from lowtide.pytorch.ops import takes_graphs
 from lowtide.runtime.input_checks import check_inputs
 from lowtide.runtime.log_noise import without_compiler_warnings
 from lowtide.runtime.model_plans import Session
-from lowtide.runtime.pipeline import PlannedGraph, lower_joint, plan_joint
+from lowtide.runtime.pipeline import lower_joint
 from lowtide.settings import Settings
+from lowtide.step.plan import StepPlan
+
+# What reads or writes the places that its second argument says.
+_BY_PLACES = (operator.setitem, operator.getitem, torch.index_put)
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -40,9 +48,21 @@ def lowtide_backend(
     """
     if other:
         raise InvalidInputError(f"The lowtide backend does not know {sorted(other)}; pass options={{'budget': ...}}.")
+    settings = Settings.from_options(options)
+    if running() is not None and cuts_at_buckets():
+        raise InvalidOptionError(
+            "torch.compile cuts the graph of a model in DistributedDataParallel wherever a bucket of gradients ends, "
+            "and a budget is for the graph as a whole. Use lowtide.wrap(model, budget=...), or set "
+            "torch._dynamo.config.optimize_ddp = False before the first step."
+        )
+    if isinstance(settings.plan, StepPlan):
+        raise InvalidOptionError(
+            "The plan is of a step of several blocks, and the compiler does not say which graphs make up a step. Use "
+            "lowtide.wrap(model, plan=...)."
+        )
     # Each graph has a session of its own: the compiler does not say which graphs make up a call.
     # What others compile is run by autograd as usual, which fills missing gradients with zeros.
-    return training_backend(Session(Settings.from_options(options)), losses_only=False)(module, example_inputs)
+    return training_backend(Session(settings), losses_only=False)(module, example_inputs)
 
 
 def training_backend(session: Session, *, losses_only: bool = True) -> Backend:
@@ -53,31 +73,65 @@ def training_backend(session: Session, *, losses_only: bool = True) -> Backend:
         losses_only: Expect gradients for scalar outputs alone, where there are any.
     """
 
-    def lower(joint: JointGraph) -> LoweredVariant:
-        with _own_errors():
-            return lower_joint(joint, session, losses_only=losses_only)
-
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        with _capturing(module, inputs, session):
+        with session.step.adding(), _capturing(module, inputs, session):
             separated = separate_reads(module)
             examples = [*inputs, *separated.examples]
-            return separated.call(compile_step(separated.module, examples, lower=lower, untrained=run_quickly))
+            doors = Doors(session.replica, separated.module, examples)
+
+            def lower(joint: JointGraph) -> RunnableStep:
+                with _own_errors():
+                    deliveries = doors.deliveries(joint, whole=not session.is_in_parts())
+                    return doors.gated(lower_joint(joint, session, losses_only=losses_only, deliveries=deliveries))
+
+            compiled = compile_step(separated.module, examples, lower=lower, untrained=run_quickly)
+        return _without_traces(separated.call(doors.call(compiled)), (module, separated.module))
 
     return backend
 
 
-def planning_backend(session: Session) -> Backend:
-    """Return the backend that plans graphs with `session`, and runs them unplanned so that the call goes on."""
+def _without_traces(compiled: Callable[..., Any], modules: Sequence[fx.GraphModule]) -> Callable[..., Any]:
+    """Return `compiled`, which at its first call lets go of what its traced `modules` have noted at their nodes.
 
-    def plan(joint: JointGraph) -> PlannedGraph:
+    These are fake tensors with an autograd graph, and that holds real ones: each number that an op takes is wrapped
+    into a tensor and saved for backward. The compiler keeps the modules as long as `compiled`, so the notes would be
+    there in the step that it is made in, beyond the budget. It reads them until it is done with the call's code.
+    """
+    traced = list(modules)
+
+    def run(*args: Any) -> Any:
+        while traced:
+            for node in traced.pop().graph.nodes:
+                node.meta.pop("example_value", None)
+        return compiled(*args)
+
+    return run
+
+
+class GraphTaker(Protocol):
+    """Takes the graphs of a call that is not to run as planned, and runs them."""
+
+    def add(self, captured: CapturedGraph) -> int:
+        """Return the number of a graph."""
+
+    def run(self, number: int, forward: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """Return what a graph returns."""
+
+
+def capturing_backend(session: Session, taker: GraphTaker) -> Backend:
+    """Return the backend that hands captured graphs to `taker`, and lets it run them so that the call goes on."""
+
+    def take(joint: JointGraph) -> int:
         with _own_errors():
-            return plan_joint(joint, session, losses_only=True)
+            return taker.add(capture(joint, losses_only=True))
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with _capturing(module, inputs, session):
             separated = separate_reads(module)
-            read_joint(separated.module, [*inputs, *separated.examples], plan)
-        return module.forward
+            number = read_joint(separated.module, [*inputs, *separated.examples], take)
+        if number is None:
+            return module.forward
+        return lambda *args: taker.run(number, module.forward, args)
 
     return backend
 
@@ -123,13 +177,13 @@ def _capture_failure(error: Exception, module: fx.GraphModule) -> CaptureError:
 
 def _size_from_data(error: DynamicOutputShapeException, module: fx.GraphModule) -> CaptureError:
     """Return the error for an op whose result has a size that depends on data."""
-    writes = [node for node in module.graph.nodes if node.target in (operator.setitem, operator.getitem)]
+    writes = [node for node in module.graph.nodes if node.target in _BY_PLACES]
     masked = [node for node in writes if _is_mask(node.args[1])]
     place = user_line(str(masked[0].meta.get("stack_trace"))) if masked else None
     return CaptureError(
         f"The size of a result of {error.func} depends on data, and a byte budget needs sizes that are numbers"
         f"{f': a mask selects elements at {place}' if place else ''}. Use torch.where(mask, value, x), or x * mask, in "
-        "the place of x[mask] = value and x[mask]; or wrap the parts of the model before and behind it."
+        "the place of writing by a mask; or wrap the parts of the model before and behind it."
     )
 
 

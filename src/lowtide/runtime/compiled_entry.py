@@ -6,18 +6,36 @@ import logging
 import types
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
 
-from lowtide.pytorch.compiler.tracing import compile_again, tracing_options
+from lowtide.errors import warn
+from lowtide.pytorch.compiler.changing_floats import Floats, changing_floats
+from lowtide.pytorch.compiler.known_breaks import KnownBreaks, note_breaks, noting_breaks
+from lowtide.pytorch.compiler.tracing import compile_again, limit_queues, tracing_options
 from lowtide.runtime.backend import Backend
 from lowtide.runtime.entry_points import planned_call
-from lowtide.runtime.input_branches import Variants, expecting_branches
+from lowtide.runtime.input_branches import Originals, Variants, expecting_branches
 from lowtide.runtime.log_noise import without_compiler_logs
+from lowtide.runtime.masked_writes import leave_masked_writes_to_eager
 
 # PyTorch's own limit is 8, which a model with a dozen input shapes reaches; each one takes seconds.
 MOST_RECOMPILATIONS = 64
+# Few enough to warn early: at seconds each, this many are noticed.
+_MANY_RECOMPILATIONS = 6
+
+
+class _AllEntries:
+    """How often the compiler may compile one function, for all entries of this process together.
+
+    It counts per code object, and the methods of models of one class are one: a process that wraps many models would
+    come to the limit of one of them. What it has compiled for a model that is gone may still count.
+    """
+
+    def __init__(self) -> None:
+        self.limit = 0
 
 
 class Entry:
@@ -30,27 +48,57 @@ class Entry:
         backend: Receives its graphs.
         whole: Raise where the function cannot be traced as one graph.
         expect_branches: Take branches on the contents of integer inputs as eager does, and check them at every call.
+        inside: A context for the calls, which may be entered again.
+        instances: How many objects it is called with; each may have to be compiled by itself.
+        recurrent: Trace code that calls recurrent modules; they must run between the graphs by themselves.
+        originals: Where it is called on fakes, the tensors that they stand for.
+        breaks: Calls that are known to cut the graph; others are noted here.
     """
 
     def __init__(
-        self, plain: Callable[..., Any], backend: Backend, *, whole: bool = False, expect_branches: bool = False
+        self,
+        plain: Callable[..., Any],
+        backend: Backend,
+        *,
+        whole: bool = False,
+        expect_branches: bool = False,
+        inside: AbstractContextManager[None] | None = None,
+        instances: int = 0,
+        recurrent: bool = False,
+        originals: Originals | None = None,
+        breaks: KnownBreaks | None = None,
     ) -> None:
+        self._inside = inside or nullcontext()
         self._variants: Variants | None = defaultdict(set) if expect_branches else None
+        self._originals, self._breaks = originals, breaks
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)
 
         own = types.FunctionType(entry.__code__.replace(), entry.__globals__, "entry", None, entry.__closure__)
         self._planned = torch.compile(own, backend=backend, dynamic=False, fullgraph=whole)
-        self._tracing = tracing_options(
-            ignored_functions=_logging_functions(),
-            recompile_limit=MOST_RECOMPILATIONS,
-            total_recompile_limit=8 * MOST_RECOMPILATIONS,
-        )
+        self._floats: Floats = {}
+        self._recurrent = recurrent
+        _all_entries.limit += MOST_RECOMPILATIONS + instances
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `plain` returns."""
-        with self._tracing, without_compiler_logs(), planned_call, expecting_branches(self._variants):
+        branches = expecting_branches(self._variants, self._originals)
+        options = tracing_options(
+            ignored_functions=_LOGGING_FUNCTIONS, recompile_limit=_all_entries.limit, recurrent=self._recurrent
+        )
+        surroundings = (
+            options,
+            changing_floats(self._floats),
+            without_compiler_logs(),
+            planned_call,
+            branches,
+            noting_breaks(self._breaks),
+            self._inside,
+        )
+        with ExitStack() as stack:
+            for each in surroundings:
+                stack.enter_context(each)
             return self._planned(*args, **kwargs)
 
     def revive(self) -> None:
@@ -61,8 +109,32 @@ class Entry:
         compile_again()
 
 
+def warn_of_recompilations(calls: int) -> None:
+    """Warn when a model is compiled again and again, long before the compiler gives up.
+
+    Calls are counted, not graphs: the compiler's limit is for each piece of code, and a call may have many.
+
+    Args:
+        calls: How many calls of the model have compiled something by now.
+    """
+    if calls == _MANY_RECOMPILATIONS:
+        warn(
+            f"This model has been compiled {calls} times, once for each input shape and each value of Python "
+            "attributes it reads (TORCH_LOGS=recompiles shows which). Every time takes seconds, and after "
+            f"{MOST_RECOMPILATIONS} training stops with an error. Pad inputs to fewer shapes, and keep changing "
+            "numbers in tensors."
+        )
+
+
 def _logging_functions() -> set[Callable[..., Any]]:
     """Return the methods of loggers that write a message; a message is no reason to cut the graph in two."""
     words = ("debug", "info", "warn", "error", "exception", "critical", "log")
     methods = vars(logging.Logger).items()
     return {method for name, method in methods if callable(method) and name.lower().startswith(words)}
+
+
+_LOGGING_FUNCTIONS = _logging_functions()
+_all_entries = _AllEntries()
+leave_masked_writes_to_eager()
+limit_queues(active=lambda: planned_call.depth.here > 0)
+note_breaks()

@@ -89,6 +89,12 @@ class ForwardOverride:
         return (getattr, (self.module, "forward")) if self.hides_method else (functools.partial, (self.plain,))
 
     @property
+    def __code__(self) -> types.CodeType:
+        """The code of the plain `forward`, where the compiler notes what it knows of a `torch.fx.GraphModule`."""
+        code: types.CodeType = self.plain.__code__
+        return code
+
+    @property
     def hides_method(self) -> bool:
         """Return True if the plain `forward` is the method of the module's class."""
         return isinstance(self.plain, types.MethodType) and self.plain.__func__ is type(self.module).forward

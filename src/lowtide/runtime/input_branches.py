@@ -7,6 +7,8 @@ one of the compiler's guards: it is computed at every call, before anything of t
 another value, the code is traced again for the other branch. So nothing ever has to be undone: not buffers, not random
 numbers, and not what other processes have been sent.
 
+A call that is only planned has fakes of the user's inputs; conditions are computed on what these stand for.
+
 Only conditions that follow from integer and boolean inputs by a few ops are treated so: they are cheap and seldom
 change. A value that the traced code has written to before the branch is not what a guard would read, and is left alone.
 """
@@ -16,8 +18,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
@@ -25,7 +27,8 @@ import torch
 from torch import fx
 
 from lowtide.pytorch.compiler.tracing import Condition, decide_branches, real_input
-from lowtide.pytorch.dispatch_modes import without_torch_function
+from lowtide.pytorch.dispatch_modes import without_modes, without_torch_function
+from lowtide.pytorch.fake_tensors import FakeTensor
 from lowtide.pytorch.ops import any_overload, changes_its_input
 from lowtide.pytorch.storages import storage_key
 from lowtide.pytorch.tensor_versions import version_of
@@ -44,27 +47,36 @@ _MODELS = ("transformers.masking_utils", "transformers.models.")
 Variants = defaultdict[Hashable, set[Hashable]]
 
 
+# The tensors with data that fakes stand for, by the fakes' `id`.
+Originals = Mapping[int, torch.Tensor]
+
+
 class Branches(threading.local):
-    """For each thread, the traces so far if branches are expected in it now, else None."""
+    """For each thread, the traces so far if branches are expected in it now, and what is known of fakes; else None."""
 
     variants: Variants | None = None
+    originals: Originals | None = None
 
 
 branches = Branches()
 
 
 @contextmanager
-def expecting_branches(variants: Variants | None) -> Iterator[None]:
-    """Trace branches in this thread as eager takes them, and note the traces in `variants`; not if that is None."""
-    before = branches.variants
-    branches.variants = variants
-    asked = _questions(len(sys.modules)) if variants is not None else ()
+def expecting_branches(variants: Variants | None, originals: Originals | None = None) -> Iterator[None]:
+    """Trace branches in this thread as eager takes them, and note the traces in `variants`; not if that is None.
+
+    Where the inputs are fakes, `originals` has the tensors that they stand for.
+    """
+    before = branches.variants, branches.originals
+    branches.variants, branches.originals = variants, originals
+    # Inside of another call the answers are there already, and stay until that one ends.
+    asked = _questions(len(sys.modules)) if variants is not None and before[0] is None else ()
     for module, name, _ in asked:
         setattr(module, name, _no)
     try:
         yield
     finally:
-        branches.variants = before
+        branches.variants, branches.originals = before
         for module, name, original in asked:
             setattr(module, name, original)
 
@@ -117,13 +129,13 @@ class _Expectation:
 
     def __call__(self, *inputs: torch.Tensor) -> bool:
         """Return True if it has; False if it cannot be computed, for then tracing tells the user why."""
-        return _value(self.condition, inputs) == self.value
+        return _value(self.condition, [_original(tensor) for tensor in inputs]) == self.value
 
 
 def _value(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool | None:
     """Return the value of a condition, or None if it cannot be computed."""
     try:
-        with torch.no_grad(), without_torch_function():
+        with torch.no_grad(), without_torch_function(), _on_real_tensors():
             return bool(condition(*inputs))
     except Exception:  # whatever it is, the model raises it again when it is traced
         return None
@@ -131,12 +143,23 @@ def _value(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool 
 
 def _value_without_chance(condition: fx.GraphModule, inputs: Collection[torch.Tensor]) -> bool | None:
     """Return the value of a condition; None also if it draws random numbers, which only the model's own run may do."""
-    before = torch.get_rng_state()
-    value = _value(condition, inputs)
-    if torch.equal(before, torch.get_rng_state()):
-        return value
-    torch.set_rng_state(before)
-    return None
+    with _on_real_tensors():
+        before = torch.get_rng_state()
+        value = _value(condition, inputs)
+        if torch.equal(before, torch.get_rng_state()):
+            return value
+        torch.set_rng_state(before)
+        return None
+
+
+def _on_real_tensors() -> AbstractContextManager[Any]:
+    """Compute on tensors with data, also where the call is made on fakes."""
+    return nullcontext() if branches.originals is None else without_modes()
+
+
+def _original(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with data that a fake stands for, or `tensor` if it is not known or no fake."""
+    return tensor if branches.originals is None else branches.originals.get(id(tensor), tensor)
 
 
 def _excerpt(nodes: Collection[fx.Node], result: fx.Node) -> fx.GraphModule:
@@ -172,7 +195,7 @@ def _are_unchanged(nodes: Collection[fx.Node]) -> bool:
     own = {storage_key(_real(node)) for node in nodes if node.op == "placeholder"}
     inputs = next(iter(nodes)).graph.find_nodes(op="placeholder")
     written = (real_input(node) for node in inputs if _is_written(node))
-    return not any(storage_key(tensor) in own for tensor in written if tensor is not None)
+    return not any(storage_key(_original(tensor)) in own for tensor in written if tensor is not None)
 
 
 def _is_written(node: fx.Node) -> bool:
@@ -183,14 +206,16 @@ def _is_written(node: fx.Node) -> bool:
 def _real(node: fx.Node) -> torch.Tensor:
     tensor = real_input(node)
     assert tensor is not None, "only inputs that are tensors are plain"
-    return tensor
+    return _original(tensor)
 
 
 def _is_plain(node: fx.Node) -> bool:
     example = node.meta.get("example_value")
     if node.op == "placeholder":
         tensor = real_input(node)
-        return tensor is not None and not tensor.is_floating_point() and not tensor.is_complex()
+        if tensor is None or tensor.is_floating_point() or tensor.is_complex():
+            return False
+        return not isinstance(_original(tensor), FakeTensor)
     if node.op not in ("call_function", "call_method") or not isinstance(example, torch.Tensor | int | float | bool):
         return False
     # What an op of the user's does, and what it remembers, is not known.

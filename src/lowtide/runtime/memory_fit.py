@@ -14,6 +14,7 @@ from torch import nn
 from lowtide.analysis.batch_search import BatchFit, Trial, search
 from lowtide.costs.device_table import device_figures
 from lowtide.device import round_bytes
+from lowtide.distributed.replicas import replica_of
 from lowtide.errors import (
     InvalidBudgetError,
     InvalidInputError,
@@ -31,6 +32,8 @@ from lowtide.pytorch.storages import storage_key
 from lowtide.runtime.dry_run import plan_call
 from lowtide.runtime.model_plans import Session
 from lowtide.settings import Settings
+from lowtide.step.peak import peak_facts
+from lowtide.step.plan import StepPlan
 from lowtide.units import Budget
 
 # What the driver, its libraries and their handles take of an accelerator before the first tensor is made.
@@ -54,14 +57,14 @@ def memory_of(memory: int | str | None, device: str | None) -> int:
 
 def plan_within(
     model: Callable[..., Any], batch: Batch, settings: Settings, *, memory_bytes: int, optimizer: str | int
-) -> Plan:
+) -> Plan | StepPlan:
     """Return the plan with which training `model` on `batch` takes at most `memory_bytes`, optimizer and all.
 
     Settings bring everything but the budget, which is what the rest leaves.
     """
     trial = attempt(model, batch, settings, memory_bytes=memory_bytes, optimizer=optimizer)
     if not trial.fits:
-        raise infeasible_memory(trial.account, trial.plan, memory_bytes)
+        raise infeasible_memory(trial.account, peak_facts(trial.plan), memory_bytes)
     return trial.plan
 
 
@@ -96,10 +99,8 @@ def attempt(
     left = memory_bytes - account.resident_bytes
     account = replace(account, update_bytes=update.update_bytes)
     session = Session(replace(settings, budget=Budget(bytes=max(1, left))), over_budget=True)
-    plans = plan_call(model, *batch, session)
-    plan = max(plans, key=lambda each: each.baseline_peak_bytes)
-    others = sum(each.saved_bytes for each in plans if each is not plan)
-    account = replace(account, step_bytes=others + plan.peak_bytes)
+    plan = plan_call(model, *batch, session)
+    account = replace(account, step_bytes=plan.peak_bytes)
     return Trial(0, account.peak_bytes <= memory_bytes, replace(plan, account=account), account)
 
 
@@ -112,6 +113,8 @@ def account_without_step(
     buffers = _distinct(buffer for module in modules for buffer in module.buffers())
     inputs = _distinct(tensor_leaves(batch))
     trained = [_size(parameter) for parameter in parameters if parameter.requires_grad]
+    replica = replica_of(model) if isinstance(model, nn.Module) else None
+    in_buckets = replica is not None and replica.keeps_views
     on_accelerator = any(parameter.device.type == "cuda" for parameter in parameters)
     memory = optimizer_memory(optimizer, trained, together=on_accelerator)
     account = MemoryAccount(
@@ -119,7 +122,8 @@ def account_without_step(
         buffer_bytes=sum(map(_size, buffers)),
         batch_bytes=sum(map(_size, inputs)),
         optimizer_bytes=memory.state_bytes,
-        gradient_bytes=sum(trained),
+        gradient_bytes=0 if in_buckets else sum(trained),
+        bucket_bytes=0 if replica is None else replica.bucket_bytes,
     )
     return account, memory
 

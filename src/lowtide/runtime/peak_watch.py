@@ -7,22 +7,22 @@ of ops that are not PyTorch's own are corrected one by one, and what is left une
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowtide.capture.async_collectives import buffer_bytes
 from lowtide.capture.program import Program
 from lowtide.capture.recompute_rules import is_foreign
-from lowtide.costs.measured import measure_costs
 from lowtide.costs.op_signature import signature
 from lowtide.graph.costs import Costs
 from lowtide.graph.ir import OpId
+from lowtide.lower.chunks import Part
 from lowtide.lower.emit_graphs import label_of
 from lowtide.measure import Recording, can_record, record_parts
 from lowtide.plan.core.result import Plan
-
-# Scalar arguments of ops are tensors of a few bytes that the simulator does not count.
-_SCALARS_BYTES = 1024
+from lowtide.pytorch.compiler.joint_graph import Run
+from lowtide.pytorch.storages import storage_bytes
 
 
 @dataclass
@@ -41,10 +41,16 @@ class Corrections:
     unexplained_bytes: int = 0
     overdrawn: list[Plan] = field(default_factory=list)
 
-    def apply(self, program: Program, costs: Costs) -> Costs:
-        """Return `costs` with the temporaries that were found to be larger; unexplained ones may be any op's."""
+    def apply(self, program: Program, costs: Costs, measure: Callable[[], Costs]) -> Costs:
+        """Return `costs` with the temporaries that were found to be larger; unexplained ones may be any op's.
+
+        Args:
+            program: The program.
+            costs: Its costs.
+            measure: Measures them.
+        """
         if self.estimated:
-            measured = measure_costs(program)
+            measured = measure()
             costs = Costs(costs.seconds, measured.workspace_bytes, f"{costs.source}, temporaries {measured.source}")
         if not self.workspace_bytes and not self.unexplained_bytes:
             return costs
@@ -66,26 +72,59 @@ class PeakWatch:
         self.plan = plan
         self.program = program
         self.corrections = corrections
-        self.foreign = [op for op, node in enumerate(program.calls) if node is not None and is_foreign(node)]
+        self.foreign = _foreign_ops(program)
         self._forward: Recording | None = None
-        self._done = False
+        self._backward = Recording(0, {})
+        # Whether gradients that leave before the end are copied and freed there.
+        first = next(iter(program.deliveries), None)
+        self._lets_go = first is not None and not set(program.graph.ops[first].inputs) <= set(program.graph.outputs)
+        # What a step has shown whose prediction is not known yet.
+        self._waits = False
+        self._shown: tuple[Recording, Recording] | None = None
+        # True if no further step is measured. What is recorded is this thread's: it lacks what another one frees.
+        self.is_done = _has_buffers_of_others(program)
 
-    def forward(self, run: Callable[[list[Any]], Any], args: list[Any]) -> Any:
+    def forward(self, run: Run, args: list[Any]) -> Any:
         """Return the result of a forward run."""
-        if self._done or not can_record(self.program.device):
+        if self.is_done or not can_record(self.program.device):
             return run(args)
         result, self._forward = record_parts(lambda: run(args), self._labels())
         return result
 
-    def backward(self, run: Callable[[list[Any]], Any], args: list[Any]) -> Any:
-        """Return the result of a backward run."""
-        if self._done or self._forward is None or not can_record(self.program.device):
+    def begin_backward(self, args: Sequence[Any]) -> None:
+        """Note that a backward run begins."""
+        del args
+        self._backward = Recording(0, {})
+
+    def backward(self, run: Run, args: list[Any], part: Part) -> Any:
+        """Return the result of a part of a backward run."""
+        if self.is_done or self._forward is None or not can_record(self.program.device):
             return run(args)
-        result, recording = record_parts(lambda: run(args), self._labels())
+        result, recorded = record_parts(lambda: run(args), self._labels())
+        leaving = result[len(result) - part.num_gradients :] if self._lets_go else ()
+        recording = self._backward = _joined(self._backward, recorded, sum(map(storage_bytes, leaving)))
+        if not part.is_last:
+            return result
         # An op of the user's may need more another time.
-        self._done = not self.foreign
-        self._note(self._forward, recording)
+        self.is_done = not self.foreign or self._waits
+        if self._waits:
+            self._shown = self._forward, recording
+        else:
+            self._note(self._forward, recording)
         return result
+
+    def wait(self) -> None:
+        """Keep what the running step shows until it is known what is predicted for it."""
+        self._waits = True
+
+    def follow(self, plan: Plan, program: Program) -> None:
+        """Compare the step that was kept, or else the next one, with a prediction of what has run."""
+        self.plan, self.program, self._waits = plan, program, False
+        self.foreign = _foreign_ops(program)
+        shown, self._shown = self._shown, None
+        self.is_done = shown is not None and not self.foreign
+        if shown is not None:
+            self._note(*shown)
 
     def _labels(self) -> list[str]:
         return [label_of(op) for op in self.foreign]
@@ -96,9 +135,9 @@ class PeakWatch:
         ahead = trace.boundary + (1 if self._tangents_arrive() else 0)
         before = trace.bytes_after[ahead - 1] if ahead else 0
         measured = max(forward.peak_bytes, before + backward.peak_bytes)
-        if measured <= self.plan.budget_bytes + _SCALARS_BYTES or self.plan in self.corrections.overdrawn:
+        if measured <= self.plan.promised_bytes or self.plan in self.corrections.overdrawn:
             return
-        found = {op: max(r.inside_bytes[label_of(op)] for r in (forward, backward)) for op in self.foreign}
+        found = {op: max(r.inside_bytes.get(label_of(op), 0) for r in (forward, backward)) for op in self.foreign}
         explained = self._with(found)
         for op, size in found.items():
             call = self.program.call(op)
@@ -122,3 +161,21 @@ class PeakWatch:
             workspace[op] = max(workspace[op], size)
         costs = Costs(problem.costs.seconds, tuple(workspace), problem.costs.source)
         return type(problem)(problem.graph, costs, problem.budget_bytes).price(self.plan.schedule).peak_bytes
+
+
+def _has_buffers_of_others(program: Program) -> bool:
+    """Return True if another thread may free what ops of `program` allocate: buffers of collectives on the CPU."""
+    return any(node is not None and buffer_bytes(node, program.device) for node in program.calls)
+
+
+def _joined(before: Recording, then: Recording, freed: int) -> Recording:
+    """Return the recording of two parts of one run, behind which so many bytes are freed unseen."""
+    labels = {*before.inside_bytes, *then.inside_bytes}
+    inside = {each: max(before.inside_bytes.get(each, 0), then.inside_bytes.get(each, 0)) for each in labels}
+    level = before.left_bytes
+    return Recording(max(before.peak_bytes, level + then.peak_bytes), inside, level + then.left_bytes - freed)
+
+
+def _foreign_ops(program: Program) -> list[OpId]:
+    """Return the ops that are not PyTorch's own."""
+    return [op for op, node in enumerate(program.calls) if node is not None and is_foreign(node)]

@@ -5,39 +5,157 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from lowtide.capture.build_program import CapturedGraph, capture
+from lowtide.blocks.step.session import StepSession
+from lowtide.capture.arrived_gradients import AS_TRACED, Arrived
+from lowtide.capture.captured_graph import CapturedGraph, capture
+from lowtide.capture.deliveries import Deliveries
 from lowtide.capture.program import Program
 from lowtide.errors import UnsupportedBackwardError
 from lowtide.graph.ir import ValueId
-from lowtide.lower.emit_graphs import Lowered, lower, lower_backward, repeated_ops, saved_values
-from lowtide.lower.execute import LoweredVariant, Observer
+from lowtide.lower.chunks import ChunkedBackward, Observer
+from lowtide.lower.emit_graphs import handover, lower, repeated_ops, saved_values
+from lowtide.lower.execute import LoweredVariant, backward_of
+from lowtide.lower.other_backward import lower_other_backward, schedule_of
 from lowtide.lower.read_checksums import InputChecksums
+from lowtide.lower.variants import LazyVariant, Turn, VariantSwitch, shared_handover
+from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
 from lowtide.pytorch.compiler.joint_graph import JointGraph
 from lowtide.pytorch.dispatch_modes import without_modes
+from lowtide.runtime.late_layouts import Late
 from lowtide.runtime.model_plans import Session
 from lowtide.runtime.peak_watch import PeakWatch
 from lowtide.schedule.expand import expand
+from lowtide.schedule.simulate import Trace
 from lowtide.schedule.steps import Schedule
 
 
-def plan_joint(joint: JointGraph, session: Session, *, losses_only: bool) -> PlannedGraph:
-    """Return the plan that `session` makes for a joint graph; nothing is lowered."""
-    captured = capture(joint, losses_only=losses_only)
-    return plan_graph(captured, session)
+def lower_joint(
+    joint: JointGraph, session: Session, *, losses_only: bool, deliveries: Deliveries | None = None
+) -> LoweredVariant | VariantSwitch:
+    """Return what runs a joint graph as `session` plans it: as the whole of a step, or as a block of it.
 
-
-def lower_joint(joint: JointGraph, session: Session, *, losses_only: bool) -> LoweredVariant:
-    """Return what runs a joint graph as `session` plans it."""
-    captured = capture(joint, losses_only=losses_only)
+    Args:
+        joint: The graph.
+        session: Plans it.
+        losses_only: Expect gradients for scalar outputs alone, where there are any.
+        deliveries: Which gradients leave before the end.
+    """
+    captured = capture(joint, losses_only=losses_only, deliveries=deliveries)
+    session.compare_ranks(captured.program)
+    if session.is_in_parts():
+        return lower_block(captured, session, losses_only=losses_only)
     planned = plan_graph(captured, session)
     variants = choose_variants(planned)
     return lower_graph(planned, variants, session, losses_only=losses_only)
+
+
+def lower_block(captured: CapturedGraph, session: Session, *, losses_only: bool) -> VariantSwitch:
+    """Return what runs a graph that is one block of a step: any plan of its menu, chosen at each call."""
+    program = captured.program
+    with without_modes():
+        menu = session.find_menu(program)
+    schedules = [entry.plan.schedule for entry in menu]
+    spares = [(program, expand(program.graph, _kept_in_any_case(program, each))) for each in schedules]
+    needed = [handover(program, each, spare) for each, spare in zip(schedules, spares, strict=True)]
+    borders = _borders(program)
+    shared = shared_handover(needed, borders)
+
+    def on_forward(node: Any) -> None:
+        session.ran = True
+        if node is not None:
+            _prepare_backward(node, losses_only=losses_only)
+
+    def lower_variant(schedule: Schedule, spare: tuple[Program, Schedule]) -> LoweredVariant:
+        lowered = lower(program, schedule, spare, shared=shared)
+
+        kept = frozenset(lowered.frame.saved)
+
+        def backward_for(arrived: Arrived) -> ChunkedBackward:
+            other = captured.arriving(arrived)
+            plan = schedule_of(other, program, schedule, kept)
+            return backward_of(lower_other_backward(other, plan, lowered.frame), other)
+
+        checks = (InputChecksums(program, schedule, lowered.frame),) if session.verifies else ()
+        return LoweredVariant(lowered, captured.gradients, AS_TRACED, program, backward_for, checks, on_forward)
+
+    variants = tuple(
+        LazyVariant.of(program, schedule, own, shared, partial(lower_variant, schedule, spare))
+        for schedule, spare, own in zip(schedules, spares, needed, strict=True)
+    )
+
+    def price_for(arrived: Arrived) -> list[tuple[Problem, Trace]]:
+        other = captured.arriving(arrived)
+        problem = Problem(other.graph, session.costs_of(other), 1)
+        saved = [{*own.saved, *shared.saved} for own in needed]
+        run = [schedule_of(other, program, *each) for each in zip(schedules, saved, strict=True)]
+        return [(problem, problem.price(each)) for each in run]
+
+    number = session.step.add(menu, program.device, price_for, gradient_bytes=_parameter_gradient_bytes(program))
+    director = BlockDirector(session.step, number, program.parameters, program.handed_over)
+    return VariantSwitch(variants, program.num_forward_outputs, borders, director)
+
+
+@dataclass(frozen=True)
+class BlockDirector:
+    """One block's line to the session.
+
+    Attributes:
+        session: The session.
+        number: The block.
+        parameters: Positions of the arguments that live as long as the model.
+        handed_over: Positions of the results that are written into arguments and die when forward has ended.
+    """
+
+    session: StepSession
+    number: int
+    parameters: Collection[int]
+    handed_over: Collection[int] = ()
+
+    def begin_forward(self, args: Sequence[Any]) -> Turn:
+        """Return what to run for these arguments."""
+        others = [arg for position, arg in enumerate(args) if position not in self.parameters]
+        return self.session.begin_forward(self.number, others, [args[position] for position in self.parameters])
+
+    def end_forward(self, turn: Turn, outputs: Sequence[Any]) -> None:
+        """Note that a forward has returned."""
+        self.session.end_forward(turn, [each for k, each in enumerate(outputs) if k not in self.handed_over])
+
+    def begin_backward(self, turn: Turn, arrived: Arrived) -> None:
+        """Note that the backward of a turn begins, for these gradients."""
+        self.session.begin_backward(turn, arrived)
+
+    def end_backward(self, turn: Turn, gradients: Sequence[Any]) -> None:
+        """Note that a backward has returned."""
+        of_inputs = [each for position, each in enumerate(gradients) if position not in self.parameters]
+        of_parameters = [each for position, each in enumerate(gradients) if position in self.parameters]
+        self.session.end_backward(turn, of_inputs, of_parameters)
+
+    @property
+    def keeps_values(self) -> bool:
+        """False while blocks run for their sequence alone."""
+        return self.session.keeps_values
+
+
+def _parameter_gradient_bytes(program: Program) -> int:
+    """Return the bytes of the gradients that a backward returns for parameters."""
+    made = [node for position, node in enumerate(program.backward_outputs) if position in program.parameters]
+    values = {program.values[node] for node in made if node in program.values}
+    return sum(program.graph.values[value].bytes for value in values)
+
+
+def _borders(program: Program) -> frozenset[ValueId]:
+    """Return the values that others may hold: inputs that are no parameters, and outputs."""
+    values = program.graph.values
+    inputs = [value for value, each in enumerate(values) if each.producer is None and each.kind == "input"]
+    return frozenset((*inputs, *program.graph.outputs))
 
 
 @dataclass(frozen=True)
@@ -46,13 +164,13 @@ class PlannedGraph:
 
     Attributes:
         captured: The graph.
-        missing: Positions of the tangents that the plan expects not to come.
-        program: The program without them, for which the plan is.
+        expected: The gradients that the plan expects.
+        program: The program for them, for which the plan is.
         plan: The plan.
     """
 
     captured: CapturedGraph
-    missing: frozenset[int]
+    expected: Arrived
     program: Program
     plan: Plan
 
@@ -64,19 +182,24 @@ def plan_graph(captured: CapturedGraph, session: Session) -> PlannedGraph:
     graph is then planned for all gradients to come.
     """
     # A plan that the user gives may be one for all gradients.
-    expected = frozenset() if session.is_given_for(captured.program) else captured.unlikely
-    planned = _plan_without(captured, expected, session)
-    if planned.missing and choose_variants(planned).extra_bytes:
-        planned = _plan_without(captured, frozenset(), session)
+    expected = AS_TRACED if session.is_given_for(captured.program) else _expected(captured, session)
+    planned = _plan_for(captured, expected, session)
+    if expected.missing and choose_variants(planned).extra_bytes:
+        planned = _plan_for(captured, replace(expected, missing=frozenset()), session)
     session.record(planned.plan)
     return planned
 
 
-def _plan_without(captured: CapturedGraph, missing: frozenset[int], session: Session) -> PlannedGraph:
-    program = captured.without(missing)
+def _expected(captured: CapturedGraph, session: Session) -> Arrived:
+    """Return the gradients that will probably come: those for which the graph was found to need another plan."""
+    return session.late.expected(captured.program.graph) or Arrived(captured.unlikely)
+
+
+def _plan_for(captured: CapturedGraph, expected: Arrived, session: Session) -> PlannedGraph:
+    program = captured.arriving(expected)
     # The compiler traces in fake mode; costs are measured on real tensors.
     with without_modes():
-        return PlannedGraph(captured, missing, program, session.find_plan(program))
+        return PlannedGraph(captured, expected, program, session.find_plan(program))
 
 
 @dataclass(frozen=True)
@@ -120,23 +243,26 @@ def lower_graph(
     captured, program, plan = planned.captured, planned.program, planned.plan
     lowered = lower(program, plan.schedule, (captured.program, variants.for_all))
 
-    def backward_without(missing: frozenset[int]) -> torch.fx.GraphModule:
-        other = captured.without(missing)
-        return lower_backward(other, expand(other.graph, variants.kept), lowered.frame)
+    watch = PeakWatch(plan, program, session.corrections)
+    checks = (InputChecksums(program, plan.schedule, lowered.frame),) if session.verifies else ()
+    observers: tuple[Observer, ...] = (watch, *checks)
+
+    def backward_for(arrived: Arrived) -> ChunkedBackward:
+        other = captured.arriving(arrived)
+        schedule = schedule_of(other, program, plan.schedule, variants.kept)
+        backward = backward_of(lower_other_backward(other, schedule, lowered.frame), other)
+        if arrived.layouts == planned.expected.layouts:
+            return backward
+        session.late.add(Late(watch, captured.program.graph, arrived, other, schedule, is_only=not watch.is_done))
+        watch.wait()
+        return backward.observed(observers)
 
     def on_forward(node: Any) -> None:
         session.ran = True
         if node is not None:
             _prepare_backward(node, losses_only=losses_only)
 
-    return LoweredVariant(lowered, planned.missing, backward_without, _observers(planned, lowered, session), on_forward)
-
-
-def _observers(planned: PlannedGraph, lowered: Lowered, session: Session) -> tuple[Observer, ...]:
-    watch = PeakWatch(planned.plan, planned.program, session.corrections)
-    if not session.verifies:
-        return (watch,)
-    return watch, InputChecksums(planned.program, planned.plan.schedule, lowered.frame)
+    return LoweredVariant(lowered, captured.gradients, planned.expected, program, backward_for, observers, on_forward)
 
 
 def _prepare_backward(node: Any, *, losses_only: bool) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from lowtide.errors import VerificationError
 from lowtide.pytorch.contents import contents_of
 from lowtide.pytorch.nested import map_tensors, tensor_leaves
 from lowtide.pytorch.storages import same_bits
+from lowtide.runtime.model_state import ModelState, copies_of_buffers
 from lowtide.runtime.output_tensors import output_tensors
 
 
@@ -50,51 +48,6 @@ def as_module(function: Callable[..., Any], *, tensors: bool = False) -> nn.Modu
     return holder
 
 
-_SIMPLE = (int, float, complex, str, bytes, bool, type(None))
-
-
-class ModelState:
-    """Buffers, generator states and simple Python attributes of modules, to be put back."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.attributes = [(module, _simple_attributes(module)) for module in model.modules()]
-        self.python = random.getstate()
-        self.numpy = np.random.get_state()
-        self.buffers = _copies(model)
-        self.rng = torch.get_rng_state()
-        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-
-    def restore(self) -> None:
-        """Put everything back as it was."""
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                # One that is written to, be it with what it has, is no longer what an earlier call has saved.
-                if name in self.buffers and not buffer.is_meta and not same_bits(buffer, self.buffers[name]):
-                    buffer.copy_(self.buffers[name])
-        for module, attributes in self.attributes:
-            if _simple_attributes(module) != attributes:
-                module.__dict__.update(attributes)
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.rng)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state_all(self.cuda)
-
-
-def has_lazy_tensors(model: nn.Module) -> bool:
-    """Return True if the first call makes parameters or buffers, so that a second one begins with others."""
-    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
-
-
-def _copies(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if not is_lazy(buffer)}
-
-
-def _simple_attributes(module: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, _SIMPLE)}
-
-
 def _run(call: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return everything a training call gives: outputs, gradients for a fixed upstream gradient, buffers, RNG."""
     # Inputs that the model changes must be fresh for each of the two runs.
@@ -110,7 +63,7 @@ def _run(call: Callable[..., Any], model: nn.Module, args: Any, kwargs: Any) -> 
         upstream = [torch.ones_like(head) for head in heads]
         gradients = torch.autograd.grad(heads, sources, upstream, retain_graph=computed, allow_unused=True)
         results |= {f"gradient {i}": gradient for i, gradient in enumerate(gradients)}
-    results |= {f"buffer {name}": buffer for name, buffer in _copies(model).items()}
+    results |= {f"buffer {name}": buffer for name, buffer in copies_of_buffers(model).items()}
     results["random state"] = torch.get_rng_state()
     return results
 

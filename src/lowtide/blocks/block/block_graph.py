@@ -114,7 +114,8 @@ def state_not_saved(state: Sequence[Tensor], supply: list[Tensor]) -> Iterator[N
     def pack(tensor: Tensor) -> Any:
         index = places.get(storage_key(tensor))
         if index is None:
-            return tensor
+            # Without its node, which would hold itself where an op saves its own result.
+            return tensor.detach()
         return index, tensor.size(), tensor.stride(), tensor.storage_offset() - offsets[index]
 
     def unpack(packed: Any) -> Tensor:

@@ -39,6 +39,8 @@ from lowtide.pytorch.nested import tree_flatten, tree_leaves, tree_unflatten
 from lowtide.pytorch.tensor_versions import version_of
 
 Extras = tuple[tuple[Any, ...], ...]
+# Gradients of the state before a position, of its leaves and of its parameters.
+Differentiated = tuple[Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None]]
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 
@@ -308,7 +310,7 @@ class Position:
 
     def differentiate(
         self, graph: BlockGraph, gradients: Gradients, sums: Gradients, *, retain: bool = False
-    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None]]:
+    ) -> Differentiated:
         """Return the gradients of the state before, of the leaves and of the parameters.
 
         `gradients` are those of all results; `sums` are the gradients so far of the shared parameters, then of the
@@ -326,9 +328,7 @@ class Position:
         sums.clear()
         return self._split(differentiate(graph, entering, self.parameters, retain=retain))
 
-    def _split(
-        self, found: Sequence[Tensor | None]
-    ) -> tuple[Sequence[Tensor | None], Sequence[Tensor | None], Sequence[Tensor | None]]:
+    def _split(self, found: Sequence[Tensor | None]) -> Differentiated:
         needs, leaves = len(self.grad_state), len(self.leaves)
         return found[:needs], found[needs : needs + leaves], found[needs + leaves :]
 

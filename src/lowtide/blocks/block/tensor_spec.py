@@ -65,6 +65,7 @@ def as_state(result: Any, label: str) -> State:
 
 def label_of(name: str, block: Block) -> str:
     """Return how messages call a block."""
+    block = getattr(block, "stands_for", block)
     kind = type(block).__name__ if isinstance(block, nn.Module) else getattr(block, "__name__", type(block).__name__)
     return f"Block {name} ({kind})"
 

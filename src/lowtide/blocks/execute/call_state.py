@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lowtide.blocks import refusals as refused
 from lowtide.blocks.block.block_graph import BlockGraph
-from lowtide.blocks.block.position import Arguments, Position
+from lowtide.blocks.block.position import Arguments, Differentiated, Position
 from lowtide.blocks.block.side_effects import Autocast, RandomStates, read_random_states, restore_random_states
 from lowtide.blocks.block.tensor_spec import State
 from lowtide.blocks.execute.steps import Step
@@ -20,6 +21,31 @@ from lowtide.blocks.python_state.reachable import named
 from lowtide.blocks.python_state.snapshot import PythonState, Snapshot, why_not_repeatable
 from lowtide.errors import InvalidModelError, UnsupportedBackwardError
 from lowtide.pytorch.tensor_versions import versions_of
+
+
+class RunObserver(Protocol):
+    """Is told of a call and of its backward, and runs what it may want to measure."""
+
+    def begin_call(self, call: CallState) -> None:
+        """Note that the call begins."""
+
+    def begin_backward(self, tangents: Sequence[Tensor | None]) -> None:
+        """Note that backward begins with these gradients of the results."""
+
+    def end_backward(self, gradients: Sequence[Tensor | None]) -> None:
+        """Note that backward has ended with these gradients of what went in."""
+
+    def recorded_run(self, run: Callable[[], tuple[State, BlockGraph]]) -> tuple[State, BlockGraph]:
+        """Return `run()`, a run that makes what backward reads."""
+
+    def deferred_run(self, run: Callable[[], tuple[State, BlockGraph]]) -> tuple[State, BlockGraph]:
+        """Return `run()`, a run that leaves what backward reads to a later one."""
+
+    def filling_run(self, run: Callable[[], None]) -> None:
+        """Call `run()`, which makes what backward reads of a run before it."""
+
+    def differentiation(self, run: Callable[[], Differentiated]) -> Differentiated:
+        """Return `run()`, the backward of one position."""
 
 
 @dataclass
@@ -42,6 +68,7 @@ class CallState:
         others: The same for other arguments.
         sums: Checksums of parameters and inputs, if they are to be verified.
         constants: Buffers that positions do not change, at their first run.
+        observer: Who is told of its runs, if anybody is.
     """
 
     positions: tuple[Position, ...]
@@ -59,6 +86,7 @@ class CallState:
     constants: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     streams: dict[int, StreamStates] = field(default_factory=dict)
     remembered: dict[int, tuple[PythonState, Snapshot]] = field(default_factory=dict)
+    observer: RunObserver | None = None
 
     def run(self, step: Step) -> State:
         """Run one forward step and return all its results."""
@@ -114,17 +142,36 @@ class CallState:
 
     def _plain_run(self, step: Step, position: Position, state: State) -> State:
         if step.fill:
-            position.fill(self.graphs[step.position], state, self.arguments)
+            self._filling_run(step, position, state)
             return ()
         if step.keep:
-            results, self.graphs[step.position] = position.run_recorded(
-                state, self.arguments, supply_state=step.supply_state
-            )
+            results, self.graphs[step.position] = self._recorded_run(step, position, state)
         elif step.defer:
-            results, self.graphs[step.position] = position.run_deferred(state, self.arguments)
+            results, self.graphs[step.position] = self._deferred_run(position, state)
         else:
             results = position.run(state, self.arguments)
         return results
+
+    def _recorded_run(self, step: Step, position: Position, state: State) -> tuple[State, BlockGraph]:
+        def run() -> tuple[State, BlockGraph]:
+            return position.run_recorded(state, self.arguments, supply_state=step.supply_state)
+
+        return run() if self.observer is None else self.observer.recorded_run(run)
+
+    def _deferred_run(self, position: Position, state: State) -> tuple[State, BlockGraph]:
+        def run() -> tuple[State, BlockGraph]:
+            return position.run_deferred(state, self.arguments)
+
+        return run() if self.observer is None else self.observer.deferred_run(run)
+
+    def _filling_run(self, step: Step, position: Position, state: State) -> None:
+        def run() -> None:
+            position.fill(self.graphs[step.position], state, self.arguments)
+
+        if self.observer is None:
+            run()
+        else:
+            self.observer.filling_run(run)
 
     def _run_again(self, step: Step, position: Position, state: State) -> State:
         """Repeat a step with the random numbers and buffers of its first run; it leaves everything as it was."""
@@ -184,6 +231,14 @@ class CallState:
             )
         return results
 
+    def clear(self) -> None:
+        """Let go of everything: backward will not run.
+
+        Python state may hold results of the call, whose graph holds the call: nobody else takes that apart.
+        """
+        for held in (self.states, self.graphs, self.random, self.stashes, self.streams, self.remembered):
+            held.clear()
+
     def copy(self) -> CallState:
         """Return one with the same contents, to run backward on while this one stays as it is."""
         return CallState(
@@ -202,4 +257,5 @@ class CallState:
             self.constants,
             self.streams.copy(),
             self.remembered.copy(),
+            self.observer,
         )

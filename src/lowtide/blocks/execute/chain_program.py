@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from lowtide.blocks import refusals as refused
 from lowtide.blocks.block.block_graph import BlockGraph
-from lowtide.blocks.block.position import Arguments, Position
+from lowtide.blocks.block.position import Arguments, Differentiated, Position
 from lowtide.blocks.block.side_effects import Autocast, autocast_as
 from lowtide.blocks.block.tensor_spec import State
-from lowtide.blocks.execute.call_state import CallState
+from lowtide.blocks.execute.call_state import CallState, RunObserver
 from lowtide.blocks.execute.steps import Step, steps_of
 from lowtide.blocks.profile.chain_graph import ChainOp
 from lowtide.blocks.python_state.derived_weights import derived_names, refresh
@@ -87,12 +87,21 @@ class ChainProgram:
         )
 
     def run(
-        self, state: State, arguments: Arguments, autocast: Autocast, *, verify: bool = False
+        self,
+        state: State,
+        arguments: Arguments,
+        autocast: Autocast,
+        *,
+        verify: bool = False,
+        observer: RunObserver | None = None,
     ) -> tuple[Tensor, ...]:
         """Return the state after the chain and what its blocks emit, as one node of the autograd graph."""
+        call = CallState(self.positions, arguments, autocast, self.draws, verify, observer=observer)
+        if observer is not None:
+            observer.begin_call(call)
         outputs: tuple[Tensor, ...] = _run_node(
             self,
-            CallState(self.positions, arguments, autocast, self.draws, verify),
+            call,
             len(state),
             *state,
             *arguments.leaves,
@@ -162,11 +171,18 @@ class _ChainNode(torch.autograd.Function):
         for number, (tensor, wanted) in enumerate(zip(ctx.tensors, call.sums, strict=bool(call.sums))):
             if checksum(tensor) != wanted:
                 raise VerificationError(_changed(call, ctx.state_size, number, tensor))
+        observer = call.observer
+        if observer is not None:
+            observer.begin_backward(gradients)
         if retain:
             call = call.copy()
         else:
-            ctx.call = None
-        return _run_backward(ctx.program, call, ctx.results, list(gradients), retain=retain)
+            # What went in is needed no more, and lives as long as the loss otherwise.
+            ctx.call, ctx.tensors = None, ()
+        found = _run_backward(ctx.program, call, ctx.results, list(gradients), retain=retain)
+        if observer is not None:
+            observer.end_backward(found[3:])
+        return found
 
 
 # PyTorch does not annotate `Function.apply`.
@@ -221,7 +237,7 @@ def _run_backward(
     from_forward = set(call.graphs)
     emitted, flow = gradients[size:], gradients[:size]
     gradients.clear()
-    sums = _Sums(program, len(call.arguments.leaves))
+    sums = _Sums(program, call)
     at = len(program.positions)
     # Hooks on parameters are for the whole gradient, not for what single blocks contribute.
     with autocast_as(call.autocast), tensor_hooks_off(program.parameters):
@@ -261,16 +277,20 @@ def _run_backward(
 class _Sums:
     """Gradients of leaves and parameters so far."""
 
-    def __init__(self, program: ChainProgram, leaves: int) -> None:
-        self._program = program
-        self.leaves: list[Tensor | None] = [None] * leaves
+    def __init__(self, program: ChainProgram, call: CallState) -> None:
+        self._program, self._observer = program, call.observer
+        self.leaves: list[Tensor | None] = [None] * len(call.arguments.leaves)
         self.parameters: list[Tensor | None] = [None] * len(program.parameters)
 
     def back(self, place: int, graph: BlockGraph, flow: list[Tensor | None], *, retain: bool) -> list[Tensor | None]:
         """Differentiate one position and return the gradients of the state before it; `flow` is emptied."""
         position, numbers = self._program.positions[place], self._program.numbers[place]
         begun = self._take(position, numbers)
-        of_state, of_leaves, of_parameters = position.differentiate(graph, flow, begun, retain=retain)
+
+        def run() -> Differentiated:
+            return position.differentiate(graph, flow, begun, retain=retain)
+
+        of_state, of_leaves, of_parameters = run() if self._observer is None else self._observer.differentiation(run)
         for leaf, gradient in zip(position.leaves, of_leaves, strict=True):
             self.leaves[leaf] = gradient
         for number, gradient in zip(numbers, of_parameters, strict=True):

@@ -41,6 +41,7 @@ class OpRole(Enum):
     FORWARD = "makes the position's results, and what is saved inside unless an op for that came before"
     BACKWARD = "reads what is saved and the gradient that arrives"
     GRADIENTS = "makes the gradients that leave"
+    ARRIVAL = "stands for the gradients that arrive from outside"
 
 
 class ChainOp(NamedTuple):
@@ -74,9 +75,9 @@ class _Token:
     held: bool = False
 
 
-def chain_graph(profile: ChainProfile) -> ChainGraph:
-    """Return the graph of a profiled chain."""
-    return _Writer(profile).write()
+def chain_graph(profile: ChainProfile, *, arriving_bytes: int = 0) -> ChainGraph:
+    """Return the graph of a profiled chain; `arriving_bytes` of gradients from outside are counted as its own."""
+    return _Writer(profile, arriving_bytes).write()
 
 
 def joined(meanings: Sequence[ChainOp], schedule: Schedule) -> Schedule:
@@ -123,8 +124,9 @@ def _unread_runs(meanings: Sequence[ChainOp], ops: Sequence[OpId]) -> set[int]:
 class _Writer:
     """Writes the ops of a chain one after the other."""
 
-    def __init__(self, profile: ChainProfile) -> None:
+    def __init__(self, profile: ChainProfile, arriving_bytes: int) -> None:
         self._positions, self._costs = profile.positions, profile.costs
+        self._arriving_bytes = arriving_bytes
         self._builder = GraphBuilder()
         self._device = profile.state[0][DEVICE]
         self._states, self._results = _follow(profile)
@@ -141,13 +143,30 @@ class _Writer:
             self._forward(k)
         self._builder.begin_backward()
         begun: set[int] = set()
-        gradient = self._builder.add_input("gradient of the output", kind="tangent")
+        gradient = self._arrival()
         for k in reversed(range(len(self._positions))):
             if self._costs[k].grad_results:
                 gradient = self._backward(k, gradient, begun)
         graph = self._builder.build(outputs=dict.fromkeys(self._outputs))
         costs = self._builder.costs(f"measured on {devices.describe(self._device)}, block by block")
         return ChainGraph(graph, costs, tuple(self._ops))
+
+    def _arrival(self) -> ValueId:
+        """Return the gradient that comes from outside; one that is counted arrives by an op."""
+        name = "gradient of the output"
+        if not self._arriving_bytes:
+            return self._builder.add_input(name, kind="tangent")
+        (gradient,) = self._builder.add_op(
+            "tangents",
+            [],
+            [(name, self._arriving_bytes)],
+            target="lowtide.tangents",
+            kind="tangent",
+            pinned="gradients arrive once",
+            seconds=0.0,
+        )
+        self._ops.append(ChainOp(OpRole.ARRIVAL, len(self._positions) - 1))
+        return gradient
 
     def _forward(self, k: int) -> None:
         position, costs = self._positions[k], self._costs[k]

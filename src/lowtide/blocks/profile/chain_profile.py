@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,7 +112,8 @@ def profile_chain(
     if not is_profiled():
         return run()
     with ThreadPoolExecutor(1, "lowtide-profile") as pool:
-        return pool.submit(run).result()
+        # Hooks of blocks may read context variables, which belong to a thread.
+        return pool.submit(copy_context().run, run).result()
 
 
 class _Profiling:

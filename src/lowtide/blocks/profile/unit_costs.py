@@ -57,6 +57,7 @@ class UnitCosts:
         changing: Which of its buffers it changes, without statistics of normalisations, by number.
         after: What the tensors of the state after it are.
         foreign: Parameters that it uses and that cannot be found in it.
+        reused: Whether it uses a parameter more than once.
     """
 
     grad_results: tuple[int, ...]
@@ -81,6 +82,7 @@ class UnitCosts:
     changing: tuple[int, ...] = ()
     after: tuple[Any, ...] = ()
     foreign: tuple[Tensor, ...] = ()
+    reused: bool = False
 
 
 class _TrainingTrial:
@@ -117,9 +119,12 @@ class _TrainingTrial:
         ]
 
     def outside(self) -> list[tuple[int, Tensor]]:
-        """Return gradients of the results that leave the chain, which are there anyway."""
+        """Return gradients of the results that leave the chain, which are there anyway.
+
+        They are laid out row by row, as most ops make them: where a result is not, its backward makes a copy.
+        """
         return [
-            (index, torch.ones_like(self._results[index]))
+            (index, torch.ones_like(self._results[index], memory_format=torch.contiguous_format))
             for index in self._from_outside
             if index in self._position.grad_results
         ]

@@ -6,6 +6,7 @@ results come from. Trial runs then measure what it costs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,7 +72,7 @@ def _probe(unchanged: StateBefore, state: State, arguments: Arguments, before: s
     run = _first_run(position, trial, arguments, before)
     results = run.results
     grad_results = tuple(index for index, tensor in enumerate(results) if tensor.requires_grad)
-    used = _parameters_behind([results[index] for index in grad_results], run.start, position)
+    used, reused = _parameters_behind([results[index] for index in grad_results], run.start, position)
     changed = _changed_buffers(position, owners, old)
     sources, sizes = _origins(position, trial, arguments, results)
     effects = unchanged.undo(guarded, trial, results)
@@ -89,6 +90,7 @@ def _probe(unchanged: StateBefore, state: State, arguments: Arguments, before: s
         effects=effects,
         changing=changed,
         foreign=tuple(parameter for parameter in used if id(parameter) not in known),
+        reused=reused,
     )
     return costs, _completed(position, costs, owners)
 
@@ -101,8 +103,10 @@ def _first_run(position: Position, state: State, arguments: Arguments, before: s
     saved: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        saved.setdefault(storage_key(tensor), tensor)
-        return tensor
+        # Without its node: where an op saves its own result, the node would hold itself, and never be freed.
+        alone = tensor.detach()
+        saved.setdefault(storage_key(tensor), alone)
+        return alone
 
     with torch.enable_grad(), saved_tensors_hooks(note, lambda tensor: tensor):
         start = sequence_number((torch.zeros(1, requires_grad=True) * 1).grad_fn)
@@ -137,9 +141,13 @@ def _tensors_in(position: Position, arguments: Arguments) -> list[Tensor]:
     return [value for row in rows for value in row if isinstance(value, Tensor)]
 
 
-def _parameters_behind(results: Sequence[Tensor], start: int, position: Position) -> list[Tensor]:
-    """Return the leaf tensors that gradients of `results` reach; raise if they reach what was computed outside."""
+def _parameters_behind(results: Sequence[Tensor], start: int, position: Position) -> tuple[list[Tensor], bool]:
+    """Return the leaf tensors that gradients of `results` reach, and whether they reach one more than once.
+
+    Raises if they reach what was computed outside.
+    """
     found: dict[int, Tensor] = {}
+    edges: Counter[Any] = Counter()
     seen: set[Any] = set()
     stack = [tensor.grad_fn for tensor in results]
     while stack:
@@ -151,6 +159,7 @@ def _parameters_behind(results: Sequence[Tensor], start: int, position: Position
         if leaf is not None:
             found[id(leaf)] = leaf
             continue
+        edges.update(following for following, _ in node.next_functions)
         if sequence_number(node) <= start:
             raise InvalidModelError(
                 f"{position.unit.labels[-1]} uses a tensor that was computed outside of it and needs a gradient "
@@ -158,7 +167,7 @@ def _parameters_behind(results: Sequence[Tensor], start: int, position: Position
             )
         if not node.name().startswith("_BeginBackward"):
             stack += [following for following, _ in node.next_functions]
-    return list(found.values())
+    return list(found.values()), any(edges[node] > 1 for node in seen if getattr(node, "variable", None) is not None)
 
 
 def _changed_buffers(position: Position, owners: Sequence[Owner], old: Sequence[Tensor]) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from lowtide.blocks.policy import PYTHON_STATE
 from lowtide.blocks.python_state.derived_weights import derived_names
 from lowtide.blocks.python_state.restorable_types import (
     EMPTY_IS_FALSE,
+    NOT_STATE,
     ArrayBytes,
     Attributes,
     Buffers,
@@ -213,6 +214,7 @@ class Reachable:
                 self._classes(path, thing, functions=issubclass(thing, Function))
         elif isinstance(thing, ContextVar):
             self.holders.append(ContextVariable(thing))
+            self._stack.append((path, thing.get(None)))
         elif isinstance(thing, types.MethodType):
             self._own_too(thing, thing.__self__)
             self._stack += [(path, thing.__self__), (path, thing.__func__)]
@@ -244,15 +246,15 @@ class Reachable:
             self._own.update(map(id, others))
             self._alive += others
 
-    def _container(self, path: Path, thing: Any, holder: Holder) -> None:
-        if not thing and type(thing) in EMPTY_IS_FALSE:
+    def _container(self, path: Path, thing: Any, holder: Any) -> None:
+        if type(thing) in EMPTY_IS_FALSE and not thing:
             self.empty.append(thing)
             return
         self.holders.append(holder)
         if isinstance(holder, LargeContainer):
-            self.large.append((path, Entries(thing) if isinstance(thing, dict) else Items(thing)))
+            self.large.append((path, Entries(holder.thing) if isinstance(thing, dict) else Items(holder.thing)))
         else:
-            pairs = thing.items() if isinstance(thing, dict) else enumerate(thing)
+            pairs = holder.thing.items() if isinstance(thing, dict) else enumerate(holder.thing)
             self._stack += [((path, key, "["), value) for key, value in pairs if not isinstance(value, _SIMPLE)]
         if is_followed(type(thing)) and getattr(thing, "__dict__", None):
             self._attributes(path, vars(thing))
@@ -269,7 +271,7 @@ class Reachable:
             self._unusual(path, module)
             return
         own_buffers, own_children = buffers(module), children(module)
-        self.holders.append(Attributes(own, [name for name in own if name not in STANDARD]))
+        self.holders.append(Attributes(own, [name for name in own if name not in NOT_STATE]))
         for name, value in own.items():
             if name in STANDARD:
                 self._standard((path, name, "."), value)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import array
+import functools
 import pickle
 import random
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import is_, itemgetter
 from typing import Any, Protocol
 
@@ -19,6 +20,8 @@ from lowtide.pytorch.modules import STANDARD
 
 _MISSING: Any = object()
 _TRAINING = "training"
+# lowtide puts a `forward` of its own into modules, and takes it out, also while a call is under way.
+NOT_STATE = STANDARD | {"forward"}
 
 
 class Holder(Protocol):
@@ -71,7 +74,7 @@ class Entries(_Held):
 
 
 class Attributes:
-    """The attributes of a module, without those that every module has."""
+    """The attributes of a module, without those that every module has, and without `forward`."""
 
     __slots__ = ("_get", "_names", "_size", "thing")
 
@@ -97,7 +100,7 @@ class Attributes:
     def write(self, content: Any) -> None:
         """Put them back, and take away what was added."""
         wanted = dict(zip((_TRAINING, *self._names), content[1:], strict=True))
-        for name in [name for name in self.thing if name not in wanted and name not in STANDARD]:
+        for name in [name for name in self.thing if name not in wanted and name not in NOT_STATE]:
             del self.thing[name]
         for name, value in wanted.items():
             if self.thing.get(name, _MISSING) is not value:
@@ -164,7 +167,7 @@ class LargeContainer(_Held):
     def write(self, content: Any) -> None:
         """Put all back."""
         self.thing.clear()
-        self.thing.extend(content[1]) if isinstance(self.thing, list | deque) else self.thing.update(content[1])
+        self.thing.extend(content[1]) if hasattr(self.thing, "extend") else self.thing.update(content[1])
 
 
 class Members(_Held):
@@ -382,15 +385,61 @@ def is_opaque(thing: Any) -> bool:
     )
 
 
+class Underneath:
+    """A container of a class that reads and writes in its own way, as Python's own class beneath it does.
+
+    Such methods may do anything: registries, for instance, import what is looked at.
+    """
+
+    __slots__ = ("_base", "_thing")
+
+    def __init__(self, thing: Any, base: type) -> None:
+        self._thing, self._base = thing, base
+
+    def __getattr__(self, name: str) -> Any:
+        return functools.partial(getattr(self._base, name), self._thing)
+
+    def __len__(self) -> int:
+        return int(self.__getattr__("__len__")())
+
+    def __iter__(self) -> Iterator[Any]:
+        found: Iterator[Any] = self.__getattr__("__iter__")()
+        return found
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.__getattr__("__getitem__")(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.__getattr__("__setitem__")(key, value)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.__getattr__("__eq__")(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@functools.lru_cache(maxsize=PYTHON_STATE.cached_types)
+def _base_beneath(kind: type) -> type | None:
+    """Return the class of Python's own that `kind` is of, if `kind` replaces methods of it; else None."""
+    base = next(each for each in _CONTAINERS if issubclass(kind, each))
+    between = kind.__mro__[: kind.__mro__.index(base)]
+    replaced = {name for each in between for name, value in vars(each).items() if isinstance(value, types.FunctionType)}
+    return base if any(hasattr(base, name) for name in replaced - {"__init__", "__init_subclass__"}) else None
+
+
 def container(thing: Any) -> Holder | None:
-    """Return the holder for a plain container; None if it is none."""
-    if isinstance(thing, dict | list | set | deque) and len(thing) > PYTHON_STATE.entries:
-        return LargeContainer(thing)
+    """Return the holder for a container; None if it is none."""
+    if not isinstance(thing, _CONTAINERS):
+        return None
+    base = _base_beneath(type(thing))
+    plain = thing if base is None else Underneath(thing, base)
+    if len(plain) > PYTHON_STATE.entries:
+        return LargeContainer(plain)
     if isinstance(thing, dict):
-        return Entries(thing)
-    if isinstance(thing, list | deque):
-        return Items(thing)
-    return Members(thing) if isinstance(thing, set) else None
+        return Entries(plain)
+    return Items(plain) if isinstance(thing, list | deque) else Members(plain)
 
 
-EMPTY_IS_FALSE = (dict, list, set, deque, OrderedDict)
+# Those that others are of come last.
+_CONTAINERS = (OrderedDict, dict, list, set, deque)
+EMPTY_IS_FALSE = _CONTAINERS

@@ -99,6 +99,11 @@ class PythonState:
         """Drop the last snapshot, which keeps what it holds alive."""
         self._now = None
 
+    def forget_results(self) -> None:
+        """Drop the last snapshot if it keeps results of a call alive, and with them what autograd has saved."""
+        if self._now is not None and any(tensor.grad_fn is not None for _, tensor in self._now.tensors.values()):
+            self._now = None
+
 
 def why_not_repeatable(
     label: str, before: Snapshot, after: Snapshot, *, recorded: bool, known: bool

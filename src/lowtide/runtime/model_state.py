@@ -1,0 +1,125 @@
+"""What a call may change: buffers, random numbers, gradients, Python objects and the tensors that they hold.
+
+A call that is begun again, or that is run to find out what it does, must begin as it did the first time. Python state
+is followed as far as that of chains is. Tensors that are no buffers are copied if they are small; the others must not
+be written to, and neither must parameters and inputs, whose copies would be as large as the model and the batch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lowtide.blocks.python_state.reachable import Reachable, named
+from lowtide.blocks.python_state.snapshot import Snapshot
+from lowtide.pytorch.storages import same_bits, storage_bytes
+from lowtide.pytorch.tensor_versions import version_of
+
+# Counters and running means are below; it does not show beside a step.
+_COPIED_BYTES = 64 * 1024
+
+
+class ModelState:
+    """Buffers, generator states, gradients and Python state of a model, to be put back.
+
+    Args:
+        model: The model.
+        called: What is called; by default the model. Python state is followed from there.
+        inputs: Tensors that it is called with.
+    """
+
+    def __init__(self, model: nn.Module, called: Any = None, inputs: Iterable[Tensor] = ()) -> None:
+        self.model = model
+        # A module without its tensors yet turns into one of another class.
+        is_lazy_model = has_lazy_tensors(model)
+        root = model if called is None else called
+        self.loose = None if is_lazy_model else LooseState(root, model.parameters(), inputs)
+        self.python = random.getstate()
+        self.numpy = np.random.get_state()
+        self.buffers = copies_of_buffers(model)
+        self.rng = torch.get_rng_state()
+        self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def restore(self) -> str | None:
+        """Put everything back as it was; return what has changed that cannot be put back, or None."""
+        lost = None if self.loose is None else self.loose.restore()
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                # One that is written to, be it with what it has, is no longer what an earlier call has saved.
+                if name in self.buffers and not buffer.is_meta and not same_bits(buffer, self.buffers[name]):
+                    buffer.copy_(self.buffers[name])
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.rng)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state_all(self.cuda)
+        return lost
+
+
+def has_lazy_tensors(model: nn.Module) -> bool:
+    """Return True if the first call makes parameters or buffers, so that a second one begins with others."""
+    return any(map(is_lazy, (*model.parameters(), *model.buffers())))
+
+
+def copies_of_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of the buffers, by name."""
+    return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if not is_lazy(buffer)}
+
+
+class LooseState:
+    """Python state that can be reached from `root`, and what must not change in place, at one moment.
+
+    Args:
+        root: What is called.
+        parameters: The parameters of the model.
+        inputs: Tensors that the call is given.
+    """
+
+    def __init__(self, root: Any, parameters: Iterable[Tensor], inputs: Iterable[Tensor] = ()) -> None:
+        self._python = Snapshot(Reachable((root,)))
+        self._gradients = [(each, each.grad) for each in parameters if each.is_leaf]
+        watched = {id(tensor): (f"{named(path)!r}", tensor) for path, tensor in self._python.tensors.values()}
+        self._copies = [(tensor, tensor.detach().clone()) for _, tensor in watched.values() if _is_small(tensor)]
+        copied = {id(tensor) for tensor, _ in self._copies}
+        watched |= {id(each): ("a parameter", each) for each, _ in self._gradients}
+        watched |= {id(grad): ("the gradient of a parameter", grad) for _, grad in self._gradients if grad is not None}
+        watched |= {id(each): ("an input", each) for each in inputs}
+        self._versions = [
+            (what, tensor, version_of(tensor)) for key, (what, tensor) in watched.items() if key not in copied
+        ]
+
+    @property
+    def iterator(self) -> str | None:
+        """Where an iterator is, which cannot be set back; None if there is none."""
+        return None if self._python.opaque is None else named(self._python.opaque)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of tensors, parameters and inputs aside, that it keeps alive or copies."""
+        return sum(storage_bytes(tensor) for _, tensor in self._python.tensors.values() if _is_plain(tensor))
+
+    def restore(self) -> str | None:
+        """Put everything back as it was; return what has changed that cannot be put back, or None."""
+        self._python.restore()
+        for parameter, gradient in self._gradients:
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        with torch.no_grad():
+            for tensor, copy in self._copies:
+                if not same_bits(tensor, copy):
+                    tensor.copy_(copy)
+        return next((what for what, tensor, version in self._versions if version_of(tensor) != version), None)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_meta and type(tensor) is Tensor
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return _is_plain(tensor) and not tensor.is_inference() and storage_bytes(tensor) <= _COPIED_BYTES
