@@ -10,7 +10,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 .DEFAULT_GOAL := help
 .PHONY: help demo picture docs report-pictures browser import-graph test test-all test-torch coverage lint format \
   bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling \
-  bench-published bench-referee bench-chain bench-same curves reproduce clean
+  bench-published bench-referee bench-chain bench-blocks bench-distributed bench-same curves reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
@@ -83,6 +83,17 @@ bench-scaling: .venv/.installed-picture ## planning seconds against graph size, 
 
 bench-chain: .venv/.installed-dev ## chains of blocks: LSTM, 1,001 layers, against checkpoint_sequential, cost of a call
 	$(BIN)/python benchmarks/chain.py
+
+# A bad row does not end the target: the last command judges the rows of all five.
+bench-blocks: .venv/.installed-zoo ## a step of several graphs under one budget: exact, budget kept, cost against the whole graph, first step
+	-$(BIN)/python benchmarks/blocks.py
+	-$(BIN)/python benchmarks/blocks.py --layerdrop-steps 200 --budgets 60
+	-$(BIN)/python benchmarks/blocks.py --compare
+	-$(BIN)/python benchmarks/blocks.py --meta
+	$(BIN)/python benchmarks/blocks.py --first
+
+bench-distributed: .venv/.installed-dev ## training in several processes: exact, budget kept on every rank, overlap of collectives
+	$(BIN)/python benchmarks/distributed.py
 
 bench-published: .venv/.installed-dev ## seven points on published graphs; GRAPHS=folder
 	$(BIN)/python benchmarks/published.py $(if $(GRAPHS),--graphs $(GRAPHS))

@@ -154,6 +154,13 @@ def kept_rows(name: str, models: Collection[str] = (), directory: Path = RESULTS
     return [row for row in read_rows(directory / f"{name}.jsonl") if row.get("model") not in models]
 
 
+def commit() -> str:
+    """Return the short hash of the commit that is checked out, with a "+" if files in it have changed since."""
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return found.stdout.strip() or "unknown"
+
+
 def describe_machine() -> str:
     """Return one line about the machine, for the head of a result page."""
     facts = machine()

@@ -9,6 +9,8 @@ train as it could be built here is recorded as not built and does not count.
     python benchmarks/referee.py                       # all that have no row yet; may be stopped and started again
     python benchmarks/referee.py --only llama --again
     python benchmarks/referee.py --failed              # again what was not exact, planned and within its budget
+    python benchmarks/referee.py --unbuilt             # again what could not be built
+    python benchmarks/referee.py --build --most 40     # only say which of those without a row eager trains
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from common import RESULTS, Row, append_row, read_rows, write_results
+from common import RESULTS, Row, append_row, commit, read_rows, write_results
 from referee_page import is_good, page, verdict
 
 SHARE = 0.6
@@ -240,8 +242,11 @@ def _explained(subject: Any, eager: Record, record: Record) -> Row:
     }
 
 
-def child(package: str, name: str, planner: str, errors: str, pipe: Connection) -> None:
-    """Send the facts of one architecture; the process's own output goes to the file `errors`."""
+def child(package: str, name: str, planner: str | None, errors: str, pipe: Connection) -> None:
+    """Send the facts of one architecture; the process's own output goes to the file `errors`.
+
+    Without a planner the architecture is only built.
+    """
     os.dup2(os.open(errors, os.O_WRONLY), 2)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     import torch
@@ -258,11 +263,12 @@ def child(package: str, name: str, planner: str, errors: str, pipe: Connection) 
         pipe.send({"not_built": _line(error), "stage": "done"})
         return
     pipe.send({"stage": "built", "model": subject.title, "build_seconds": time.perf_counter() - start})
-    compare(subject, planner, pipe.send)
+    if planner is not None:
+        compare(subject, planner, pipe.send)
     pipe.send({"stage": "done", "cpu_seconds": round(time.process_time(), 1)})
 
 
-def collect(context: Any, package: str, name: str, planner: str, seconds: float) -> Row:
+def collect(context: Any, package: str, name: str, planner: str | None, seconds: float) -> Row:
     """Return the row of one architecture from a process of its own."""
     row: Row = {"package": package, "architecture": name, "stage": "build"}
     receiver, sender = context.Pipe(duplex=False)
@@ -301,20 +307,27 @@ def chosen(options: argparse.Namespace, done: dict[str, Row]) -> list[Any]:
             return False
         if options.failed:
             return key in done and not is_good(done[key]) and "not_built" not in done[key]
+        if options.unbuilt:
+            return "not_built" in done.get(key, {})
         return options.again or key not in done
 
     return [each for each in architectures() if wanted(each.key)][: options.most]
 
 
 def run(options: argparse.Namespace, path: Path) -> None:
-    """Add a line to the file for every architecture as it ends."""
+    """Add a line to the file for every architecture as it ends; if they are only built, say it and nothing else."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["referee_models"])
     lock = threading.Lock()
+    made_with = {"commit": commit()}
+    planner = None if options.build else options.planner
 
     def one(architecture: Any) -> None:
-        row = collect(context, architecture.package, architecture.name, options.planner, options.seconds)
+        row = collect(context, architecture.package, architecture.name, planner, options.seconds) | made_with
         with lock:
+            if options.build:
+                print(f"{architecture.key:<44} {row.get('not_built', 'is trained by eager')}", flush=True)
+                return
             append_row(path, row)
             print(f"{architecture.key:<44} {verdict(row)}", flush=True)
 
@@ -328,6 +341,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="PART", help="architectures whose package/name has such a part")
     parser.add_argument("--again", action="store_true", help="also what has a row")
     parser.add_argument("--failed", action="store_true", help="only what has a row that is not exact and in its budget")
+    parser.add_argument("--unbuilt", action="store_true", help="only what has a row that says that it was not built")
+    parser.add_argument("--build", action="store_true", help="only build and train in eager; writes nothing")
     parser.add_argument("--most", type=int, metavar="N", help="no more than so many architectures")
     parser.add_argument("--planner", default="auto")
     parser.add_argument("--seconds", type=float, default=180.0, help="how long one architecture may take")
@@ -339,6 +354,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "referee.jsonl"
     run(options, path)
+    if options.build:
+        return 0
     rows = read(path)
     text, holds = page(list(rows.values()))
     for written in write_results(

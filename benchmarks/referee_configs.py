@@ -1,8 +1,9 @@
 """Small configurations of transformers' model types, made by rules about the names of fields, not about models.
 
 A rule says what a field of such a name becomes in a small model: few layers, narrow, a small vocabulary, small images,
-and dropout on wherever the configuration has a field for it. Three levels are tried until one trains: everything
-small; lists of widths as they are; nothing changed but depth, vocabulary and images.
+and dropout on wherever the configuration has a field for it. Five levels are tried until one trains: everything small;
+lists of widths as they are; nothing changed but depth, vocabulary and images; everything small and dropout as it is,
+for some models refuse it; and all fields of inner configurations as their owner has set them, as a backbone's name.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-LEVELS = (0, 1, 2)
+LEVELS = (0, 1, 2, 3, 4)
+# Those in which everything is small.
+_SMALL = (0, 3, 4)
 VOCABULARY = 256
 LAYERS = 2
 IMAGE = 64
@@ -92,16 +95,19 @@ def find(config: Any, names: str, default: Any) -> Any:
     return default
 
 
-def _small(defaults: Any, level: int, tokens: dict[str, int]) -> Any:
-    """Return a small configuration of the class of `defaults`; `tokens` are the special tokens given out so far."""
+def _small(defaults: Any, level: int, tokens: dict[str, int], *, whole: bool = False) -> Any:
+    """Return a small configuration of the class of `defaults`; `tokens` are the special tokens given out so far.
+
+    If it is `whole`, fields that stay as they are in `defaults` are given too, or else they are what the class says.
+    """
     chosen: dict[str, Any] = {"use_cache": False} if hasattr(defaults, "use_cache") else {}
     for name in _fields(defaults):
         value = getattr(defaults, name, None)
         if hasattr(value, "sub_configs"):
-            chosen[name] = _small(value, level, tokens)
+            chosen[name] = _small(value, level, tokens, whole=level == 4)
         else:
             smaller = _smaller(name, value, level, tokens, defaults)
-            if smaller is not value:
+            if whole or smaller is not value:
                 chosen[name] = smaller
     return type(defaults)(**chosen)
 
@@ -114,7 +120,7 @@ def _fields(config: Any) -> list[str]:
 
 def _smaller(name: str, value: Any, level: int, tokens: dict[str, int], config: Any) -> Any:
     if "drop" in name and isinstance(value, int | float) and not isinstance(value, bool):
-        return DROPOUT
+        return value if level == 3 else DROPOUT
     if isinstance(value, bool) or value is None:
         return value
     if _TOKEN.search(name):
@@ -123,13 +129,13 @@ def _smaller(name: str, value: Any, level: int, tokens: dict[str, int], config: 
         return _number(name, value, level)
     if isinstance(value, list | tuple) and value:
         return _sequence(name, value, level, config)
-    if isinstance(value, dict) and level == 0:
+    if isinstance(value, dict) and level in _SMALL:
         return _rope(value)
     return value
 
 
 def _number(name: str, value: int, level: int) -> int:
-    for pattern, rule in _DEPTHS + (_WIDTHS if level < 2 else []):
+    for pattern, rule in _DEPTHS + (_WIDTHS if level != 2 else []):
         if re.search(pattern, name):
             return rule(value)
     return value
@@ -154,7 +160,7 @@ def _sequence(name: str, value: Any, level: int, config: Any) -> Any:
         return kind(min(entry, 1) for entry in value)
     if re.search("image_size|img_size", name):
         return kind(min(entry, IMAGE) for entry in value)
-    if _LIST_WIDTHS.search(name) and level == 0:
+    if _LIST_WIDTHS.search(name) and level in _SMALL:
         return kind(max(8, entry // 4) if entry >= 32 else entry for entry in value)
     return value
 

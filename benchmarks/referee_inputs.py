@@ -40,7 +40,7 @@ def _left_out(model: nn.Module) -> set[str]:
 
 def _bases(model: nn.Module, config: Any, names: set[str]) -> Iterator[Batch]:
     """Yield the main inputs: all kinds together, then each kind alone."""
-    kinds = [list(make(config, names)) for make in (_texts, _images, _sounds, _series)]
+    kinds = [list(make(config, names)) for make in (_texts, _images, _videos, _sounds, _series)]
     present = [kind for kind in kinds if kind]
     if {"input_ids", "pixel_values"} <= names:
         yield from _texts_with_images(model, config, names)
@@ -77,6 +77,18 @@ def _images(config: Any, names: set[str]) -> Iterator[Batch]:
     if "image_grid_thw" in names or "grid_thw" in names:
         yield _flat_images(config, names, channels)
     yield from ({"pixel_values": image} for image in images)
+    if "image_sizes" in names:
+        yield {"pixel_values": images[0], "image_sizes": torch.tensor([[height, width]] * BATCH)}
+
+
+def _videos(config: Any, names: set[str]) -> Iterator[Batch]:
+    if "pixel_values_videos" not in names or "pixel_values" in names:
+        return
+    side, channels = find(config, "image_size img_size", 64), find(config, "num_channels in_channels in_chans", 3)
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    frames = find(config, "num_frames frames_per_clip", FRAMES)
+    yield {"pixel_values_videos": torch.randn(BATCH, frames, channels, height, width)}
+    yield {"pixel_values_videos": torch.randn(BATCH, channels, frames, height, width)}
 
 
 def _flat_images(config: Any, names: set[str], channels: int) -> Batch:
