@@ -30,6 +30,7 @@ ATTRIBUTES_OF = (
     "torch.nn.utils.prune.BasePruningMethod",
     "torch.autograd.graph.Node",
     "torch._ops.OpOverload",
+    "torch._library.custom_ops.CustomOpDef",
     "torch.distributed.fsdp.FSDPModule",
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup",

@@ -133,8 +133,9 @@ def _filled(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tenso
     if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
         return torch.zeros(count, dtype=dtype, device=device)
     block = torch.rand(min(count, _BLOCK), generator=torch.Generator().manual_seed(0), device="cpu")
-    # The comparison keeps booleans mixed; the range keeps 16- and 8-bit floats away from 0 and 1.
-    block = block > 0.5 if dtype == torch.bool else (block * 0.8 + 0.1).to(dtype)
+    # The comparison keeps booleans mixed; the range keeps 16- and 8-bit floats away from 0 and 1. In place, because
+    # an op that is measured must not take more memory than it takes in the step.
+    block = block > 0.5 if dtype == torch.bool else block.mul_(0.8).add_(0.1).to(dtype)
     block = block.to(device)
     if count <= _BLOCK:
         return block

@@ -1,4 +1,4 @@
-"""Ops of lowtide's own, which the compiler traces as one call each."""
+"""Ops of lowtide's own, which the compiler traces as one call each; the Python functions behind those of users."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
+from torch._ops import OpOverload
 
 _LIBRARY = torch.library.Library("lowtide", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -28,3 +30,9 @@ def define_op(
     torch.library.register_fake(f"lowtide::{name}", fake, lib=_LIBRARY)
     op: Callable[..., Any] = getattr(torch.ops.lowtide, name).default
     return op
+
+
+def functions_behind(op: Any) -> list[Callable[..., Any]]:
+    """Return the Python functions that compute an op made by `torch.library.custom_op`; none for others."""
+    definition = OPDEFS.get(op.name()) if isinstance(op, OpOverload) else None  # type: ignore[no-untyped-call]
+    return [] if definition is None else [definition._init_fn, *definition._backend_fns.values()]

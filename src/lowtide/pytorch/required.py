@@ -56,6 +56,7 @@ NAMES: tuple[PrivateName, ...] = (
         ("_ops.OpOverload", "tells ops from Python"),
         ("_ops.OpOverloadPacket", "tells ops of the user's from PyTorch's"),
         ("_ops.HigherOrderOperator", "finds graphs inside of graphs"),
+        ("_guards.CompileContext.try_get", "counts functions that the compiler leaves alone"),
         ("_guards.TracingContext", "traces a graph again"),
         ("_guards.TracingContext.try_get", "finds what the compiler notes about a graph"),
         ("_guards.tracing", "traces a graph again"),
@@ -85,6 +86,12 @@ NAMES: tuple[PrivateName, ...] = (
         ("_profiler._ExtraFields_Allocation", "reads allocator events"),
         ("_profiler._RecordFunctionFast", "labels ops in a recording"),
         ("_profiler._ProfilerEvent", "reads allocator events"),
+    ),
+    *_under(
+        "torch._library.custom_ops",
+        ("OPDEFS.get", "finds the Python functions of custom ops"),
+        ("CustomOpDef._init_fn", "finds the Python functions of custom ops"),
+        ("CustomOpDef._backend_fns", "finds the Python functions of custom ops"),
     ),
     *_under(
         "torch._prims_common",
@@ -299,6 +306,7 @@ _SAMPLES: dict[str, Callable[[], object]] = {
     "torch.nn.Module": lambda: torch.nn.Module(),
     "torch.nn.parallel.DistributedDataParallel": lambda: _replica(),
     "torch._ops.OpOverload": lambda: torch.ops.aten.add.Tensor,
+    "torch._library.custom_ops.CustomOpDef": lambda: _custom_op(),
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState": lambda: _fsdp_state(),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": lambda: _fsdp_group(),
     "torch._functorch._aot_autograd.utils.make_boxed_func": lambda: _boxed_function(),
@@ -308,6 +316,12 @@ _SAMPLES: dict[str, Callable[[], object]] = {
 def _replica() -> object:
     """Return an object with the attributes of a replica, of which a real one needs other processes."""
     return SimpleNamespace(**dict.fromkeys(torch.nn.parallel.DistributedDataParallel.__init__.__code__.co_names))
+
+
+def _custom_op() -> object:
+    """Return an object with the attributes of a custom op, of which a real one would stay in PyTorch's registry."""
+    made = import_module("torch._library.custom_ops").CustomOpDef.__init__
+    return SimpleNamespace(**dict.fromkeys(made.__code__.co_names))
 
 
 def _boxed_function() -> object:

@@ -63,6 +63,11 @@ class _PlannedCall:
 planned_call = _PlannedCall()
 
 
+def in_planned_call() -> bool:
+    """Return True if a planned call is going on, in this thread, or in any while a function is traced."""
+    return planned_call.active_anywhere if torch.compiler.is_compiling() else planned_call.depth.here > 0
+
+
 class ForwardOverride:
     """A `forward` that runs something else when it is called to train, unless a planned call is going on.
 
@@ -79,8 +84,7 @@ class ForwardOverride:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the planned or the plain `forward` returns."""
-        is_planned = planned_call.active_anywhere if torch.compiler.is_compiling() else planned_call.depth.here > 0
-        if is_planned or not self.is_active or not self.trains():
+        if in_planned_call() or not self.is_active or not self.trains():
             return self.plain(*args, **kwargs)
         return self.training(*args, **kwargs)
 

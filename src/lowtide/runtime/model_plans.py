@@ -35,6 +35,7 @@ from lowtide.pytorch.compiler.tracing import num_graph_breaks
 from lowtide.pytorch.process_groups import num_ranks
 from lowtide.runtime.given_plan import given_menu, is_made_for, made_for_another_graph, made_for_other_blocks
 from lowtide.runtime.late_layouts import LateLayouts
+from lowtide.runtime.model_state import ops_unchanged
 from lowtide.runtime.peak_watch import Corrections
 from lowtide.settings import Settings
 from lowtide.step.plan import StepPlan
@@ -165,7 +166,8 @@ class Session:
         """Return what the ops of `program` take, as far as it is known by now."""
 
         def measure() -> Costs:
-            return shared_costs(program, lambda: resolve_costs(program, "measured", progress), progress)
+            with ops_unchanged(program.calls):
+                return shared_costs(program, lambda: resolve_costs(program, "measured", progress), progress)
 
         asked = self.settings.costs
         known = measure() if is_measured(asked) else resolve_costs(program, asked, progress)

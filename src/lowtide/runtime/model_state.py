@@ -3,21 +3,29 @@
 A call that is begun again, or that is run to find out what it does, must begin as it did the first time. Python state
 is followed as far as that of chains is. Tensors that are no buffers are copied if they are small; the others must not
 be written to, and neither must parameters and inputs, whose copies would be as large as the model and the batch.
+
+The same holds for ops of the user's, which are run a few times to find out what they take: one that was made by
+`torch.library.custom_op` may count its calls, keep a running maximum, or draw from the generators of Python and NumPy.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
+from lowtide.blocks.python_state.random_streams import read_streams, restore_streams
 from lowtide.blocks.python_state.reachable import Reachable, named
 from lowtide.blocks.python_state.snapshot import Snapshot
+from lowtide.capture.recompute_rules import is_foreign
+from lowtide.errors import CaptureError
+from lowtide.pytorch.custom_ops import functions_behind
 from lowtide.pytorch.storages import same_bits, storage_bytes
 from lowtide.pytorch.tensor_versions import version_of
 
@@ -123,3 +131,30 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _is_small(tensor: Tensor) -> bool:
     return _is_plain(tensor) and not tensor.is_inference() and storage_bytes(tensor) <= _COPIED_BYTES
+
+
+@contextmanager
+def ops_unchanged(calls: Iterable[fx.Node | None]) -> Iterator[None]:
+    """Leave what the user's ops among `calls` remember as it was, while their costs are measured.
+
+    Raises:
+        CaptureError: An op has changed a tensor that is too large to be copied.
+    """
+    foreign = {node.target: node for node in calls if node is not None and is_foreign(node)}
+    if not foreign:
+        yield
+        return
+    streams = read_streams()
+    state = LooseState([functions_behind(target) for target in foreign], ())
+    try:
+        yield
+    finally:
+        restore_streams(streams)
+        changed = state.restore()
+    if changed is not None:
+        names = ", ".join(map(str, foreign))
+        raise CaptureError(
+            f"What custom ops take was measured on made-up data ({names}), and one of them has changed {changed} in "
+            'place, which is too large to be copied. Use costs="analytic", which runs no op; or let the op take the '
+            "tensor as an argument and name it in mutates_args."
+        )

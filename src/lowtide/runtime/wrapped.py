@@ -22,7 +22,7 @@ from lowtide.pytorch.storages import storage_bytes
 from lowtide.runtime.backend import training_backend
 from lowtide.runtime.compiled_entry import Entry, warn_of_recompilations
 from lowtide.runtime.eager_errors import eager_error, eager_error_within
-from lowtide.runtime.entry_points import ForwardOverride, between_graphs, planned_call
+from lowtide.runtime.entry_points import ForwardOverride, between_graphs, in_planned_call, planned_call
 from lowtide.runtime.failure_causes import (
     cannot_begin_again,
     failed_here,
@@ -118,8 +118,8 @@ class Wrapped:
             return self.plain(*args, **kwargs)
 
     def trains(self) -> bool:
-        """Return True if a call made now is to be planned."""
-        return (self.model is None or self.model.training) and torch.is_grad_enabled()
+        """Return True if a call made now is to be planned: it trains, and is no part of a call that is planned."""
+        return (self.model is None or self.model.training) and torch.is_grad_enabled() and not in_planned_call()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Return the result of a planned training call."""

@@ -23,6 +23,7 @@ from torch._dynamo.utils import counters, get_optimize_ddp_mode
 from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.lists import DequeVariable
+from torch._guards import CompileContext
 
 from lowtide.pytorch.compiler.input_guards import guard_values
 
@@ -94,8 +95,10 @@ def compile_again() -> None:
 
 
 def num_graph_breaks() -> int:
-    """Return how often the compiler has given up tracing in this process so far."""
-    return sum(counters["graph_break"].values())
+    """Return how often the compiler has given up tracing in this process so far: in a function, or all of one."""
+    frames = counters["frames"]
+    under_way = CompileContext.try_get() is not None
+    return sum(counters["graph_break"].values()) + frames["total"] - frames["ok"] - under_way
 
 
 def num_graphs() -> int:
