@@ -11,7 +11,7 @@ The same holds for ops of the user's, which are run a few times to find out what
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,6 +73,69 @@ class ModelState:
 def has_lazy_tensors(model: nn.Module) -> bool:
     """Return True if the first call makes parameters or buffers, so that a second one begins with others."""
     return any(map(is_lazy, (*model.parameters(), *model.buffers())))
+
+
+class _AllMadeError(BaseException):
+    """Ends a run in which the last parameters were made; users never see it."""
+
+
+def make_lazy_tensors(model: nn.Module, call: Callable[[], object]) -> None:
+    """Let modules without their tensors make them, with the random numbers of a plain first call.
+
+    The compiler would make them while it traces, and put the generator back. Here `call` runs until the last module
+    has its tensors; the planned call then goes on with the generator where plain training has it by then.
+
+    Args:
+        model: The model.
+        call: Makes the model's call without a plan.
+
+    Raises:
+        CaptureError: Random numbers are drawn between, which a planned call would draw behind instead.
+    """
+    waiting = {each: name for name, each in model.named_modules() if _is_waiting(each)}
+    buffers = [(each, each.detach().clone()) for each in model.buffers() if not is_lazy(each)]
+    streams, start = read_streams(), torch.get_rng_state()
+    reached, between = start, ""
+
+    def before(module: nn.Module, _: Any) -> None:
+        nonlocal between
+        if module in waiting and not torch.equal(torch.get_rng_state(), reached):
+            between = waiting[module]
+            raise _AllMadeError
+
+    def after(module: nn.Module, _: Any) -> None:
+        nonlocal reached
+        if waiting.pop(module, None) is not None:
+            reached = torch.get_rng_state()
+            buffers.extend((each, each.detach().clone()) for each in module.buffers(recurse=False))
+        if not waiting:
+            raise _AllMadeError
+
+    handles = [each.register_forward_pre_hook(before, prepend=True) for each in waiting]
+    handles += [each.register_forward_pre_hook(after) for each in waiting]
+    try:
+        with torch.no_grad():
+            call()
+    except _AllMadeError:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+        with torch.no_grad():
+            for buffer, copy in buffers:
+                buffer.copy_(copy)
+        restore_streams(streams)
+    torch.set_rng_state(start if between else reached)
+    if between:
+        raise CaptureError(
+            f"Module {between!r} makes its parameters in the first call, behind ops that draw random numbers, such as "
+            "dropout. A planned call cannot draw both in that order. Call the model once before it is trained: "
+            "`with torch.no_grad(): model(batch)`."
+        )
+
+
+def _is_waiting(module: nn.Module) -> bool:
+    return any(map(is_lazy, (*module.parameters(recurse=False), *module.buffers(recurse=False))))
 
 
 def copies_of_buffers(model: nn.Module) -> dict[str, Tensor]:

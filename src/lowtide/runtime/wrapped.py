@@ -36,7 +36,7 @@ from lowtide.runtime.failure_causes import (
 from lowtide.runtime.layer_blocks import LayerBlocks
 from lowtide.runtime.log_noise import without_compiler_warnings
 from lowtide.runtime.model_plans import LayersAreWholeError, LayersUndecidedError, Session
-from lowtide.runtime.model_state import ModelState, has_lazy_tensors
+from lowtide.runtime.model_state import ModelState, has_lazy_tensors, make_lazy_tensors
 from lowtide.runtime.opaque_modules import LayerDecisions, has_recurrent_parts
 from lowtide.runtime.output_tensors import output_tensors
 from lowtide.runtime.sharded_calls import ShardedCalls, sharded_calls
@@ -81,6 +81,7 @@ class Wrapped:
         # Known from the first training call on: models are sharded after they are wrapped, or before.
         self._sharded: ShardedCalls | None = None
         self._has_looked_for_shards = False
+        self._may_be_lazy = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
@@ -90,10 +91,19 @@ class Wrapped:
     def _train_by_itself(self, *args: Any, **kwargs: Any) -> Any:
         if not self._has_looked_for_shards:
             self._look_for_shards()
+        if self._may_be_lazy:
+            self._make_lazy_tensors(args, kwargs)
         if self._verify and not has_lazy_tensors(model := self._as_module(tensors=True)):
             self._verify = False
             verify_call(self.unplanned, self.train, model, args, kwargs)
         return self.train(*args, **kwargs)
+
+    def _make_lazy_tensors(self, args: Any, kwargs: Any) -> None:
+        """Let the model make the tensors that it does not have yet."""
+        model = self._as_module(tensors=True)
+        self._may_be_lazy = has_lazy_tensors(model)
+        if self._may_be_lazy:
+            make_lazy_tensors(model, lambda: self.unplanned(*args, **kwargs))
 
     def _look_for_shards(self) -> None:
         """Let sharded modules be the blocks, if there are any."""
