@@ -248,6 +248,8 @@ NAMES: tuple[PrivateName, ...] = (
         ("variables.builder.VariableBuilder.wrap_listlike", "limits traced queues"),
         ("variables.lists.DequeVariable.call_method", "limits traced queues"),
         ("guards.GuardBuilder.CONSTANT_MATCH", "limits traced queues"),
+        ("variables.ctx_manager.GradModeVariable.create", "traces inference mode inside of training"),
+        ("variables.ctx_manager.InferenceModeVariable.create", "traces inference mode inside of training"),
         ("convert_frame.compile_lock", "traces one graph at a time"),
         ("convert_frame.input_codes.seen", "compiles again after an error"),
         ("types.FrameAction.DEFAULT", "compiles again after an error"),

@@ -14,7 +14,12 @@ import torch
 from lowtide.errors import warn
 from lowtide.pytorch.compiler.changing_floats import Floats, changing_floats
 from lowtide.pytorch.compiler.known_breaks import KnownBreaks, note_breaks, noting_breaks
-from lowtide.pytorch.compiler.tracing import compile_again, limit_queues, tracing_options
+from lowtide.pytorch.compiler.tracing import (
+    compile_again,
+    limit_queues,
+    trace_inference_mode_as_no_grad,
+    tracing_options,
+)
 from lowtide.runtime.backend import Backend
 from lowtide.runtime.entry_points import planned_call
 from lowtide.runtime.input_branches import Originals, Variants, expecting_branches
@@ -137,4 +142,5 @@ _LOGGING_FUNCTIONS = _logging_functions()
 _all_entries = _AllEntries()
 leave_masked_writes_to_eager()
 limit_queues(active=lambda: planned_call.depth.here > 0)
+trace_inference_mode_as_no_grad(active=lambda: planned_call.depth.here > 0)
 note_breaks()

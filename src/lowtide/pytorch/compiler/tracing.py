@@ -22,6 +22,7 @@ from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[a
 from torch._dynamo.utils import counters, get_optimize_ddp_mode
 from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, TensorVariable
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.ctx_manager import GradModeVariable, InferenceModeVariable
 from torch._dynamo.variables.lists import DequeVariable
 from torch._guards import CompileContext
 
@@ -239,6 +240,21 @@ def limit_queues(*, active: Callable[[], bool]) -> None:
 
     VariableBuilder.wrap_listlike = wrap_listlike  # type: ignore[assignment, method-assign]
     DequeVariable.call_method = call_method  # type: ignore[assignment, method-assign]
+
+
+def trace_inference_mode_as_no_grad(*, active: Callable[[], bool]) -> None:
+    """Trace `torch.inference_mode()` as `torch.no_grad()`, which gives the same numbers, while `active()`.
+
+    The compiler would make inference tensors, with which a training graph fails, and stay in that mode after the error.
+    """
+    create = InferenceModeVariable.create
+
+    def create_without_gradients(translator: Any, value: Any, **kwargs: Any) -> Any:
+        if value is True and active():
+            return GradModeVariable.create(translator, target_value=False)
+        return create(translator, value, **kwargs)
+
+    InferenceModeVariable.create = staticmethod(create_without_gradients)  # type: ignore[assignment, method-assign]
 
 
 def _example(variable: Any) -> Any:
