@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from torch.nn import functional as F
 
 import lowtide
 from lowtide.blocks.step.call import Call
-from lowtide.blocks.step.gap_book import Gaps, highest_gaps
+from lowtide.blocks.step.gap_book import Basis, GapBook, Gaps, highest_gaps, raised
 from lowtide.blocks.step.recorder import Stretch
+from lowtide.blocks.step.session import StepSession
 from lowtide.errors import InfeasibleBudgetError
 from lowtide.measure import measure_peak
 from lowtide.step.policy import POLICY
-from lowtide.step.problem import Gap, Variant
+from lowtide.step.problem import Gap, StepProblem, Variant, holding
+from lowtide.step.simulate import simulate_step
 
 DIM = 64
 
@@ -206,3 +209,71 @@ def test_what_an_earlier_attempt_left_does_not_lower_the_level() -> None:
     assert shown is not None
     assert shown.gaps.forward[0].after == 100
     assert shown.gaps.forward[1] == Gap(0, 0)
+
+
+ROOM = 100
+EXPECTED = Gaps((Gap(10, 10), Gap(0, 0)), (Gap(0, 0), Gap(0, -10)))
+
+
+@pytest.mark.parametrize("more", [0, ROOM // 2, ROOM])
+def test_what_a_step_shows_uses_the_room_that_was_kept_for_it(more: int) -> None:
+    book = GapBook()
+    book.note((0,), EXPECTED, Basis.EXPECTED)
+    allowed = book.with_room((0,), EXPECTED, ROOM)
+    shown = raised(EXPECTED, more)
+    book.note((0,), shown, Basis.WATCHED)
+    # The budget was allowed for the highest level of these gaps, and must work for the next step.
+    assert book.with_room((0,), shown, ROOM) == allowed == raised(EXPECTED, ROOM)
+
+
+def test_a_step_that_shows_more_than_the_room_is_believed() -> None:
+    book = GapBook()
+    book.note((0,), EXPECTED, Basis.EXPECTED)
+    shown = raised(EXPECTED, 2 * ROOM)
+    book.note((0,), shown, Basis.WATCHED)
+    assert book.with_room((0,), shown, ROOM) == shown
+
+
+def test_what_was_recorded_needs_no_room() -> None:
+    book = GapBook()
+    book.note((0,), EXPECTED, Basis.EXPECTED)
+    book.note((0,), EXPECTED, Basis.RECORDED)
+    assert book.with_room((0,), EXPECTED, ROOM) == EXPECTED
+
+
+class WithTable(nn.Module):
+    """A large buffer, of which a copy is made before the first call, from which that call could begin again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(128, 1024))
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(DIM, DIM), nn.GELU()) for _ in range(4))
+
+    def part(self, layer: nn.Module, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return layer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.part(layer, x)
+        return x.mean()
+
+
+def test_copies_are_counted_as_long_as_forward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: list[StepProblem] = []
+    problem = StepSession._problem
+
+    def noting(self: StepSession, *args: Any) -> StepProblem:
+        problems.append(problem(self, *args))
+        return problems[-1]
+
+    monkeypatch.setattr(StepSession, "_problem", noting)
+    model = lowtide.wrap(built(WithTable), budget=50_000_000)
+    model(torch.randn(32, DIM)).backward()
+    levels = simulate_step(problems[0], (0,) * len(problems[0].instances)).levels
+    assert levels[0] >= model.table.nbytes
+    assert levels[2 * len(problems[0].instances)] < model.table.nbytes
+
+
+def test_gaps_hold_copies_until_forward_ends() -> None:
+    assert holding((Gap(3, 2), Gap(5, 1)), 10) == (Gap(13, 12), Gap(5, -9))

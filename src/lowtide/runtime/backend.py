@@ -160,19 +160,21 @@ def _own_errors() -> Iterator[None]:
 
 
 def _capture_failure(error: Exception, module: fx.GraphModule) -> CaptureError:
-    """Return what to tell the user if nothing at all is captured because of `error`."""
+    """Return what to tell the user if nothing at all is captured because of `error`.
+
+    It is kept while the call goes on, so it does not refer to `error`: the frames of its traceback are those of the
+    user's modules, with all that their variables hold.
+    """
     if isinstance(error, DynamicOutputShapeException):
         return _size_from_data(error, module)
     lines = str(error).strip().splitlines()
     nested = [node for node in module.graph.nodes if takes_graphs(node.target)]
     places = [f"{node.target} at {user_line(str(node.meta.get('stack_trace')))}" for node in nested]
     hint = f" The graph has {', '.join(places)}, whose backward may be what fails." if nested else ""
-    found = CaptureError(
+    return CaptureError(
         f"PyTorch could not make the training graph of this call: {type(error).__name__}: {lines[0] if lines else ''}."
         f"{hint} Leave that part of the model unwrapped."
     )
-    found.__cause__ = error
-    return found
 
 
 def _size_from_data(error: DynamicOutputShapeException, module: fx.GraphModule) -> CaptureError:

@@ -173,9 +173,14 @@ class Session:
         known = measure() if is_measured(asked) else resolve_costs(program, asked, progress)
         return self.corrections.apply(program, known, measure)
 
-    def begin_call(self, outside: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
-        """Note that a call of the model begins: graphs handed over from now on run one after the other."""
-        self.step.begin_call(outside)
+    def begin_call(self, outside: Callable[[], Iterable[torch.Tensor]] = tuple, copied_bytes: int = 0) -> None:
+        """Note that a call of the model begins: graphs handed over from now on run one after the other.
+
+        Args:
+            outside: Returns the tensors that are there before the call.
+            copied_bytes: Copies that are there as long as forward runs, from which the call could begin again.
+        """
+        self.step.begin_call(outside, copied_bytes)
         self._calls_plans = []
         self.ran = False
         self.failure = None

@@ -54,6 +54,12 @@ class ModelState:
         self.rng = torch.get_rng_state()
         self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the copies that it has made of tensors."""
+        copies = [*self.buffers.values(), self.rng, *(() if self.loose is None else self.loose.copies)]
+        return sum(map(storage_bytes, copies))
+
     def restore(self) -> str | None:
         """Put everything back as it was; return what has changed that cannot be put back, or None."""
         lost = None if self.loose is None else self.loose.restore()
@@ -174,6 +180,11 @@ class LooseState:
     def held_bytes(self) -> int:
         """Bytes of tensors, parameters and inputs aside, that it keeps alive or copies."""
         return sum(storage_bytes(tensor) for _, tensor in self._python.tensors.values() if _is_plain(tensor))
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """The copies that it has made."""
+        return [copy for _, copy in self._copies]
 
     def restore(self) -> str | None:
         """Put everything back as it was; return what has changed that cannot be put back, or None."""

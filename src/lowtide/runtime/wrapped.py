@@ -160,7 +160,7 @@ class Wrapped:
             self._explore_on_all_ranks(self._sharded, args, kwargs)
         before = self._snapshot(args, kwargs) if self._sharded is None else None
         session.can_restart = before is not None
-        session.begin_call(lambda: self._outside(args, kwargs))
+        session.begin_call(lambda: self._outside(args, kwargs), 0 if before is None else before.copied_bytes)
         try:
             result = self._run(args, kwargs)
             session.step.end_call(output_tensors(result))

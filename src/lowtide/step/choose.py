@@ -11,7 +11,7 @@ variant, so no plans of the blocks do better. Cost: milliseconds to `seconds`, w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from lowtide.step.frontier import walk
@@ -219,3 +219,59 @@ def _least_by_program(unlimited: StepProblem, trace: StepTrace, known: Choice, s
         return StepChoice(known, trace.peak_bytes, trace.seconds, 0.0, False)
     proved = solved.optimal and rows.exact
     return StepChoice(solved.choice or known, found.peak_bytes, found.seconds, 0.0, proved)
+
+
+Key = tuple[tuple[int, ...], tuple[int, ...], Hashable]
+
+
+class Choices:
+    """The choices that were made, by what they were made from: most calls come again.
+
+    Args:
+        seconds: How long one search may take.
+        remembered: So many choices are kept.
+
+    Attributes:
+        seconds: How long the last search took.
+    """
+
+    def __init__(self, *, seconds: float, remembered: int) -> None:
+        self.seconds = 0.0
+        self._limit, self._remembered = seconds, remembered
+        self._made: dict[Key, StepChoice] = {}
+
+    def clear(self) -> None:
+        """Forget all choices."""
+        self._made.clear()
+
+    def choose(
+        self, instances: tuple[int, ...], fixed: tuple[int, ...], known: Hashable, problem: Callable[[], StepProblem]
+    ) -> StepChoice:
+        """Return the choice for a sequence of blocks; raise `NothingFits` if none fits.
+
+        Args:
+            instances: The blocks.
+            fixed: The variants of the first of them, which have run.
+            known: All else that the problem depends on.
+            problem: Returns it, with all variants free.
+        """
+        key = (instances, fixed, known)
+        if key not in self._made:
+            self._made[key] = self._implied(key) or self._search(fixed, problem())
+        return self._made[key]
+
+    def _implied(self, key: Key) -> StepChoice | None:
+        """Return an earlier choice that has fixed the same variants already: it needs no second search."""
+        instances, fixed, known = key
+        for other, found in reversed(self._made.items()):
+            if (other[0], other[2]) == (instances, known) and found.choice[: len(fixed)] == fixed:
+                return found
+        return None
+
+    def _search(self, fixed: tuple[int, ...], problem: StepProblem) -> StepChoice:
+        free = (None,) * (len(problem.instances) - len(fixed))
+        self._made = dict(list(self._made.items())[-self._remembered :])
+        begin = time.perf_counter()
+        found = choose_variants(replace(problem, fixed=(*fixed, *free)), seconds=self._limit)
+        self.seconds = time.perf_counter() - begin
+        return found

@@ -86,16 +86,18 @@ class Gap:
         _check_peak("A gap", self.peak, self.after)
 
 
-def with_scalars(forward_gaps: Sequence[Gap], *, unseen_bytes: int = 0) -> tuple[Gap, ...]:
-    """Return the gaps of forward with room for scalars: conditions, losses, the gradient that backward begins with.
-
-    Args:
-        forward_gaps: The gaps.
-        unseen_bytes: Room for what they may be short of.
-    """
-    room = POLICY.scalar_bytes + unseen_bytes
+def with_scalars(forward_gaps: Sequence[Gap]) -> tuple[Gap, ...]:
+    """Return the gaps of forward with room for scalars: conditions, losses, the gradient that backward begins with."""
+    room = POLICY.scalar_bytes
     first = Gap(forward_gaps[0].peak + room, forward_gaps[0].after + room)
     return (first, *forward_gaps[1:])
+
+
+def holding(forward_gaps: Sequence[Gap], held_bytes: int) -> tuple[Gap, ...]:
+    """Return the gaps of forward with so many bytes more, which are let go of when forward has ended."""
+    first, *others = forward_gaps
+    raised = (Gap(first.peak + held_bytes, first.after + held_bytes), *others)
+    return (*raised[:-1], Gap(raised[-1].peak, raised[-1].after - held_bytes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,9 +69,7 @@ class StepBlock:
         if arrived is None or self.price_for is None:
             return Block(self.name, tuple(self._variant(index) for index in range(len(self.menu))))
         priced = [plan_variant(*each) for each in self.price_for(arrived)]
-        # Seconds are those of the plans, of which the rest of backward is a part.
-        figures = [replace(each, seconds=self._variant(index).seconds) for index, each in enumerate(priced)]
-        return Block(self.name, tuple(figures))
+        return Block(self.name, tuple(_arriving(self._variant(index), each) for index, each in enumerate(priced)))
 
     @property
     def tangents(self) -> list[int]:
@@ -93,3 +91,18 @@ class StepBlock:
         """Return proved seconds that every plan takes that keeps at most `kept` bytes."""
         proofs = [e.bound * e.plan.problem.baseline.seconds for e in self.menu if (e.kept_at_most or -1) >= kept]
         return max(proofs, default=0.0)
+
+
+def _arriving(planned: Variant, priced: Variant) -> Variant:
+    """Return what a variant takes whose backward is given other gradients than were planned for.
+
+    Forward does not know which gradients will come, so it keeps what was planned. What this backward does not read of
+    it is taken to be there until it ends. Seconds are those of the plan, of which the rest of backward is a part.
+    """
+    return replace(
+        priced,
+        forward_peak=planned.forward_peak,
+        forward_after=planned.forward_after,
+        backward_after=priced.net - planned.forward_after,
+        seconds=planned.seconds,
+    )

@@ -50,6 +50,7 @@ class GapBook:
     def __init__(self) -> None:
         self._forward, self._backward = _Pairs(), _Pairs()
         self._sequences: dict[Runs, tuple[Gaps, Basis]] = {}
+        self._expected: dict[Runs, Gaps] = {}
         self._changes = 0
 
     @property
@@ -67,6 +68,8 @@ class GapBook:
 
     def note(self, sequence: Runs, gaps: Gaps, basis: Basis) -> None:
         """Take over what a call has shown."""
+        if basis is Basis.EXPECTED:
+            self._expected[sequence] = gaps
         known, before = self._sequences.get(sequence, (gaps, basis))
         if before >= basis:
             gaps, basis = highest_gaps(known, gaps), before
@@ -81,6 +84,24 @@ class GapBook:
             return
         for pair, gap in zip(reversed(pairs(sequence)), gaps.backward, strict=True):
             self._backward.note(pair, gap, recorded=recorded)
+
+    def with_room(self, sequence: Runs, gaps: Gaps, room_bytes: int) -> Gaps:
+        """Return the gaps that are known of a sequence with room for what they may be short of.
+
+        A budget was allowed because the gaps that were expected fit it with that room. What the sequence then shows
+        uses the room up; it does not come on top of it.
+
+        Args:
+            sequence: The sequence.
+            gaps: What is known of it.
+            room_bytes: The room as long as nothing but expectations are known; what was recorded needs none.
+        """
+        basis = self._sequences[sequence][1] if sequence in self._sequences else Basis.EXPECTED
+        if basis is Basis.RECORDED:
+            return gaps
+        if basis is Basis.EXPECTED or sequence not in self._expected:
+            return raised(gaps, room_bytes)
+        return highest_gaps(raised(self._expected[sequence], room_bytes), gaps)
 
     def of_sequence(self, sequence: Runs) -> Gaps | None:
         """Return the gaps of a sequence that was seen as a whole, or None."""
@@ -108,6 +129,12 @@ def pairs(sequence: Runs) -> list[Pair]:
 def highest(one: Gap, other: Gap) -> Gap:
     """Return a gap that is at least as much as both."""
     return Gap(max(one.peak, other.peak), max(one.after, other.after))
+
+
+def raised(gaps: Gaps, room_bytes: int) -> Gaps:
+    """Return gaps with which every level of the step is higher by `room_bytes`."""
+    first = gaps.forward[0]
+    return Gaps((Gap(first.peak + room_bytes, first.after + room_bytes), *gaps.forward[1:]), gaps.backward)
 
 
 def highest_gaps(one: Gaps, other: Gaps) -> Gaps:

@@ -9,7 +9,6 @@ ends with an error before the block runs.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,12 +33,12 @@ from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import AskedBudget
 from lowtide.plan.menu import Entry
 from lowtide.pytorch.autograd_graph import after_backward, before_backward
-from lowtide.step.choose import NothingFits, StepChoice, choose_variants, least_peak
+from lowtide.step.choose import Choices, NothingFits, StepChoice, least_peak
 from lowtide.step.peak import infeasible_step
 from lowtide.step.plan import StepPlan
 from lowtide.step.plan_variant import plain_step
 from lowtide.step.policy import POLICY as CHOICE
-from lowtide.step.problem import StepProblem, with_scalars
+from lowtide.step.problem import StepProblem, holding, with_scalars
 from lowtide.step.simulate import simulate_step
 from lowtide.step.step_block import PriceFor, StepBlock
 from lowtide.step.surroundings import AroundBlocks, Gaps
@@ -72,13 +71,11 @@ class StepSession:
         self._book = GapBook()
         self._recordings = 0
         self._figures = BlockFigures(self.blocks)
-        self._chosen: dict[tuple[Any, ...], StepChoice] = {}
+        self._choices = Choices(seconds=SESSION.choose_seconds, remembered=SESSION.remembered_choices)
         self._calls = KnownCalls()
         self._ran: tuple[int, ...] = ()
         self.around = AroundBlocks()
         self._garbage = TracingGarbage()
-        # Time of the last choice.
-        self._seconds = 0.0
 
     def add(
         self,
@@ -121,6 +118,11 @@ class StepSession:
     def _call(self, call: Call | None) -> None:
         self._calls_of_threads.call = call
 
+    @property
+    def _copied_bytes(self) -> int:
+        """Copies that are there until the forward of the call ends that this thread is in."""
+        return 0 if self._call is None else self._call.copied_bytes
+
     @contextmanager
     def adding(self) -> Iterator[None]:
         """Leave out of the recording of a call what compiling a block allocates."""
@@ -146,10 +148,15 @@ class StepSession:
             return self._budget.resolve(0)
         return max(self._budget.resolve(self.whole_bytes), 1) if self.whole_bytes else None
 
-    def begin_call(self, outside: Callable[[], Iterable[torch.Tensor]]) -> None:
-        """Note that a call begins; `outside` returns the tensors of the model and of the call's arguments."""
+    def begin_call(self, outside: Callable[[], Iterable[torch.Tensor]], copied_bytes: int = 0) -> None:
+        """Note that a call begins.
+
+        Args:
+            outside: Returns the tensors of the model and of the call's arguments.
+            copied_bytes: Copies of some of them that are there until forward ends.
+        """
         self._discard_call()
-        self._call = Call(outside)
+        self._call = Call(outside, copied_bytes=copied_bytes)
         self._call.state = self.around.begin_call()
         if self.blocks and self._wants_recording():
             self._call.is_whole = True
@@ -233,7 +240,7 @@ class StepSession:
         """Forget all calls and their blocks, because none has trained and the model is now cut in another way."""
         self._first, self._unseen_bytes, self.whole_bytes = None, 0, 0
         self.uncertain, self._calls, self._book, self._ran = None, KnownCalls(), GapBook(), ()
-        self._chosen.clear()
+        self._choices.clear()
         self._waiting.clear()
         self.forget_blocks()
 
@@ -392,31 +399,18 @@ class StepSession:
         return sum(self.blocks[block].menu[self.blocks[block].least].trace.saved_bytes for block in rest)
 
     def _choose(self, sequence: Runs, fixed: tuple[int, ...], budget: int) -> StepChoice:
-        around = self.around.key(sequence, self._call)
-        key = (sequence, fixed, budget, self._book.changes, self._figures.changes, around)
-        if key not in self._chosen:
-            # What earlier choices have fixed already needs no second search.
-            for other, found in reversed(self._chosen.items()):
-                if (*other[:1], *other[2:]) == (sequence, *key[2:]) and found.choice[: len(fixed)] == fixed:
-                    self._chosen[key] = found
-                    return found
-            problem = self._problem(sequence, budget)
-            free = (None,) * (len(sequence) - len(fixed))
-            problem = replace(problem, fixed=(*fixed, *free))
-            self._chosen = dict(list(self._chosen.items())[-SESSION.remembered_choices :])
-            begin = time.perf_counter()
-            self._chosen[key] = choose_variants(problem, seconds=SESSION.choose_seconds)
-            self._seconds = time.perf_counter() - begin
-        return self._chosen[key]
+        around = self.around.key(sequence, self._call), self._copied_bytes
+        known = budget, self._book.changes, self._figures.changes, around
+        return self._choices.choose(sequence, fixed, known, lambda: self._problem(sequence, budget))
 
     def _problem(self, sequence: Runs, budget: int) -> StepProblem:
         own = expected_gaps(self._book, self.blocks, sequence, self._call)
+        own = self._book.with_room(sequence, own, self._unseen_bytes)
         gaps = self.around.add_to(own, sequence, self._call)
-        unseen = 0 if self._book.is_recorded(sequence) else self._unseen_bytes
         return StepProblem(
             blocks=tuple(map(self._figures.of, range(len(self.blocks)))),
             instances=sequence,
-            forward_gaps=with_scalars(gaps.forward, unseen_bytes=unseen),
+            forward_gaps=with_scalars(holding(gaps.forward, self._copied_bytes)),
             backward_gaps=gaps.backward,
             budget_bytes=budget,
         )
@@ -479,7 +473,7 @@ class StepSession:
         except NothingFits:
             bound = 0.0
         chosen = StepChoice(ran, trace.peak_bytes, trace.seconds, bound, trace.seconds <= bound)
-        seconds = self._seconds + sum(plan.seconds for menu in self._menus for plan in menu)
+        seconds = self._choices.seconds + sum(plan.seconds for menu in self._menus for plan in menu)
         return StepPlan.of(problem, self._menus, chosen, planner=self._planner, seconds=seconds)
 
     @property
