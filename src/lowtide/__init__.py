@@ -12,6 +12,7 @@ from lowtide.graph.costs import Costs
 from lowtide.graph.ir import Graph, Op, Value
 from lowtide.plan.core.account import MemoryAccount
 from lowtide.plan.core.figures import PlanFigures
+from lowtide.plan.core.parallel import Parallel
 from lowtide.plan.core.planner import AbstractPlanner, Proposal
 from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
@@ -42,6 +43,7 @@ __all__ = [
     "Graph",
     "MemoryAccount",
     "Op",
+    "Parallel",
     "Plan",
     "Problem",
     "Proposal",

@@ -17,6 +17,7 @@ from lowtide.analysis.explain_step import StepExplanation, explain_any
 from lowtide.analysis.planner_comparison import BUDGETS, Comparison, check_comparison, compare_plan
 from lowtide.errors import InvalidBudgetError, InvalidInputError, InvalidModelError, InvalidOptionError
 from lowtide.graph.costs import Costs
+from lowtide.plan.core.parallel import Parallel
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
 from lowtide.step.plan import StepPlan
@@ -134,6 +135,7 @@ def plan(
     device: str | None = None,
     optimizer: str | int = "adam",
     blocks: str | Sequence[str | type] = "auto",
+    parallel: Parallel | str | None = None,
 ) -> Plan | StepPlan:
     """Return the plan for training `model` on such arguments, without running it.
 
@@ -152,6 +154,10 @@ def plan(
     With `memory` or `device` the budget is what parameters, buffers, batch and the optimizer's state leave of it, and
     `plan.account` adds everything up. Gradients are taken to be freed after every update, as `zero_grad()` does.
 
+    With `parallel` the plan is that of one of several processes, and so are budget, memory and account; no process is
+    started. `args` are then the batch of one process. With "fsdp2" the repeated layers of the model are taken to be
+    sharded by themselves, or the modules that `blocks` names, and the model around them.
+
     Args:
         model: An `nn.Module` in train mode, or a function.
         args: Positional arguments of the call.
@@ -161,17 +167,29 @@ def plan(
         costs: As for `wrap`; by default worked out for `device` if that is given, else measured.
         memory: In place of a budget: all the memory there is for training, such as "24GiB".
         device: In place of a budget: the name of a device such as "a100-80gb", whose memory it is.
-        optimizer: With `memory` or `device`: "sgd", "sgd-momentum", "adam", "adamw", or the bytes of its state.
+        optimizer: With `memory`, `device` or `parallel`: "sgd", "sgd-momentum", "adam", "adamw", or the bytes of its
+            state.
         blocks: As for `wrap`.
+        parallel: The processes that train together: `Parallel("fsdp2", 8)`, or "fsdp2:8" for short.
     """
     if memory is not None or device is not None:
         if budget is not None:
             raise InvalidBudgetError(
                 f"budget={budget!r} was given beside memory= or device=; the budget is what they leave, so give one."
             )
-        return _plan_within("plan", model, args, kwargs, _Memory(memory, device, optimizer), planner, costs, blocks)
+        there = _Memory(memory, device, optimizer)
+        return _plan_within("plan", model, args, kwargs, there, planner, costs, blocks, parallel)
     costs = "measured" if costs is None else costs
-    return _plan_call("plan", model, args, kwargs, budget=budget, planner=planner, costs=costs, blocks=blocks)
+    options: dict[str, Any] = {"budget": budget, "planner": planner, "costs": costs, "blocks": blocks}
+    if parallel is None:
+        return _plan_call("plan", model, args, kwargs, **options)
+    from lowtide.runtime.memory_fit import plan_with_account
+    from lowtide.settings import Settings
+
+    _check_callable("plan", model)
+    _check_arguments(args, kwargs)
+    settings = Settings.make(**options, parallel=parallel)
+    return plan_with_account(model, (tuple(args), dict(kwargs or {})), settings, optimizer=optimizer)
 
 
 def max_batch(
@@ -185,6 +203,7 @@ def max_batch(
     costs: str | Costs | None = None,
     most: int = MOST,
     blocks: str | Sequence[str | type] = "auto",
+    parallel: Parallel | str | None = None,
 ) -> BatchFit:
     """Return the largest batch with which `model` trains in the memory there is, by planning, without running it.
 
@@ -208,6 +227,7 @@ def max_batch(
         costs: As for `wrap`; by default worked out for `device` if that is given, else measured.
         most: The largest batch to try.
         blocks: As for `wrap`.
+        parallel: As for `plan`; the batch is then the one of each process.
     """
     from lowtide.runtime.memory_fit import largest_batch, memory_of
 
@@ -217,7 +237,7 @@ def max_batch(
     if not isinstance(most, int) or isinstance(most, bool) or most < 1:
         raise InvalidOptionError(f"most={most!r} is not a whole number of at least 1.")
     memory_bytes = memory_of(memory, device)
-    settings = _settings_without_budget(planner, costs, device, blocks)
+    settings = _settings_without_budget(planner, costs, device, blocks, parallel)
     return largest_batch(model, make_batch, settings, memory_bytes=memory_bytes, optimizer=optimizer, most=most)
 
 
@@ -328,25 +348,30 @@ def _plan_within(
     planner: str | AbstractPlanner,
     costs: str | Costs | None,
     blocks: str | Sequence[str | type],
+    parallel: Parallel | str | None,
 ) -> Plan | StepPlan:
     from lowtide.runtime.memory_fit import memory_of, plan_within
 
     _check_callable(name, model)
     _check_arguments(args, kwargs)
     memory_bytes = memory_of(there.memory, there.device)
-    settings = _settings_without_budget(planner, costs, there.device, blocks)
+    settings = _settings_without_budget(planner, costs, there.device, blocks, parallel)
     batch = tuple(args), dict(kwargs or {})
     return plan_within(model, batch, settings, memory_bytes=memory_bytes, optimizer=there.optimizer)
 
 
 def _settings_without_budget(
-    planner: str | AbstractPlanner, costs: str | Costs | None, device: str | None, blocks: str | Sequence[str | type]
+    planner: str | AbstractPlanner,
+    costs: str | Costs | None,
+    device: str | None,
+    blocks: str | Sequence[str | type],
+    parallel: Parallel | str | None,
 ) -> Settings:
     from lowtide.settings import Settings
 
     source = (device or "measured") if costs is None else costs
     # The budget is replaced for every batch.
-    return Settings.make(budget="100%", planner=planner, costs=source, blocks=blocks)
+    return Settings.make(budget="100%", planner=planner, costs=source, blocks=blocks, parallel=parallel)
 
 
 def _check_callable(name: str, model: Callable[..., Any]) -> None:

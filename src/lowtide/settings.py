@@ -11,6 +11,7 @@ from lowtide.costs.resolve import check_source
 from lowtide.errors import InvalidBudgetError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.plan import registry
+from lowtide.plan.core.parallel import Parallel
 from lowtide.plan.core.planner import AbstractPlanner
 from lowtide.plan.core.result import Plan
 from lowtide.step.load import load
@@ -32,6 +33,7 @@ class Settings:
         costs: Where costs come from: "measured", "analytic", a device name, or ready figures.
         plan: A plan to use for the graph, or the blocks, it was made for.
         blocks: "auto", "whole", or names and classes of the modules that are blocks of the step.
+        parallel: The processes that training is planned for without them; None for one process, and where they train.
     """
 
     budget: Budget | None
@@ -39,6 +41,7 @@ class Settings:
     costs: str | Costs
     plan: Plan | StepPlan | None = None
     blocks: Blocks = "auto"
+    parallel: Parallel | None = None
 
     @staticmethod
     def make(
@@ -48,6 +51,7 @@ class Settings:
         costs: str | Costs = "measured",
         plan: Plan | StepPlan | str | Path | None = None,
         blocks: str | Sequence[str | type] = "auto",
+        parallel: Parallel | str | None = None,
     ) -> Settings:
         """Return checked settings; everything that can be wrong with them is found here."""
         if budget is None and plan is None:
@@ -62,6 +66,7 @@ class Settings:
             costs=costs,
             plan=load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
             blocks=_blocks(blocks),
+            parallel=Parallel.parse(parallel),
         )
 
     @staticmethod

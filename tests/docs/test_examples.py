@@ -17,6 +17,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NEEDS = {
     "accelerate_loop": ["accelerate"],
     "ddp": [],
+    "distributed_checkpoint": [],
     "fsdp2": [],
     "lightning_callback": ["lightning"],
     "peft_lora": ["peft", "transformers"],
@@ -24,11 +25,11 @@ NEEDS = {
     "timm_loop": ["timm"],
     "trainer": ["transformers", "accelerate"],
 }
-QUICK = ("accelerate_loop", "ddp", "fsdp2", "tensor_parallel")
+QUICK = ("accelerate_loop", "ddp", "distributed_checkpoint", "fsdp2", "tensor_parallel")
 # They are started by torchrun.
-PROCESSES = {"ddp": 2, "fsdp2": 2, "tensor_parallel": 2}
+PROCESSES = {"ddp": 2, "distributed_checkpoint": 2, "fsdp2": 2, "tensor_parallel": 2}
 # What they may take of the plain peak.
-SHARES = {"fsdp2": 0.65}
+SHARES = {"distributed_checkpoint": 0.65, "fsdp2": 0.65}
 PEAKS = re.compile(r"peak ([\d.]+) MiB plain, ([\d.]+) MiB planned, (\d+)% saved")
 # Beside a CPU build of torch, torchvision's wheel imports only after its two ops have been declared.
 RUN = """
@@ -71,6 +72,7 @@ def test_example_saves_memory(example: Path, tmp_path: Path) -> None:
     printed = run(example, tmp_path)
     found = PEAKS.search(printed)
     assert found, printed
+    assert "False" not in printed
     plain, planned = float(found[1]), float(found[2])
     assert 0.40 < planned / plain <= SHARES.get(example.stem, 0.50) + 0.01, printed
     assert abs(100 * (1 - planned / plain) - float(found[3])) < 1

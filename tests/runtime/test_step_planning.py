@@ -226,3 +226,30 @@ def test_the_command_line_plans_explains_and_compares(
     assert "--blocks cannot be used" in capsys.readouterr().err
     assert main(["plan", f"{model_file}deep", "--budget", "60%", "--blocks", "nothing", *common]) != 0
     assert "no module of this name" in capsys.readouterr().err
+
+
+class Kept(Deep):
+    """The result of a graph between layers is read by its own backward, and by a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(torch.sin(self.layers[1](self.layers[0](x))))
+        return self.head(self.layers[4](self.layers[3](self.layers[2](x)))).square().mean()
+
+
+@pytest.mark.parametrize("make", [Deep, Kept, Broken])
+def test_the_level_is_that_of_a_step_that_ran(make: type[nn.Module]) -> None:
+    """Also where no peak is: what is expected behind each block is what was seen there."""
+    model, args = make(), batch()
+    blocks = "auto" if make is Broken else ["layers"]
+    plan = planned(model, args, "100%", blocks=blocks)
+    lowtide.wrap(model, budget=plan.budget_bytes, blocks=blocks, **OPTIONS)
+    for _ in range(2):
+        model.zero_grad()
+        model(*args).backward()
+    ran = lowtide.plans(model)[0]
+    assert isinstance(ran, StepPlan)
+    for ours, seen in (
+        (plan.problem.forward_gaps, ran.problem.forward_gaps),
+        (plan.problem.backward_gaps, ran.problem.backward_gaps),
+    ):
+        assert [each.after for each in ours] == pytest.approx([each.after for each in seen], abs=64)

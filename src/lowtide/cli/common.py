@@ -13,10 +13,14 @@ from lowtide.cli.models import load_case
 from lowtide.errors import InvalidBudgetError, InvalidOptionError, LowtideError, UnknownPlannerError
 from lowtide.plan import registry
 from lowtide.plan.core.account import optimizer_memory, parse_memory
+from lowtide.plan.core.parallel import STRATEGIES, Parallel
 from lowtide.plan.core.result import Plan
 from lowtide.step.load import load
 from lowtide.step.plan import StepPlan
 from lowtide.units import parse_budget
+
+# The options that `add_parallel` adds.
+PARALLEL = ("world_size", "strategy", "copies")
 
 
 def add_model(parser: argparse.ArgumentParser, *, or_plan: bool = False) -> None:
@@ -54,6 +58,30 @@ def blocks_of(options: argparse.Namespace) -> str | list[str]:
     """Return the option `blocks` as `lowtide.plan` takes it."""
     names: list[str] = options.blocks or ["auto"]
     return names[0] if len(names) == 1 and names[0] in ("auto", "whole") else names
+
+
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which processes train together."""
+    parser.add_argument(
+        "--world-size", type=whole_number, metavar="N", help="plan for one of so many processes that train together"
+    )
+    parser.add_argument(
+        "--strategy",
+        choices=STRATEGIES,
+        help="their engine: ddp, or fsdp2, which shards the repeated layers or what --blocks names",
+    )
+    parser.add_argument("--copies", type=whole_number, metavar="N", help="of fsdp2: copies of the sharded model (HSDP)")
+
+
+def parallel_of(options: argparse.Namespace) -> Parallel | None:
+    """Return the processes that the options name, or None if they name none."""
+    if (options.world_size is None) != (options.strategy is None):
+        raise InvalidOptionError("Give --world-size and --strategy together, such as --world-size 8 --strategy fsdp2.")
+    if options.world_size is None:
+        if options.copies is not None:
+            raise InvalidOptionError("--copies goes with --world-size and --strategy fsdp2.")
+        return None
+    return Parallel(options.strategy, options.world_size, copies=options.copies or 1)
 
 
 def add_memory(parser: argparse._ActionsContainer) -> None:
@@ -143,7 +171,7 @@ def problem_of(options: argparse.Namespace) -> Plan | StepPlan:
 
 def refuse_with_plan(options: argparse.Namespace, *names: str) -> None:
     """Raise `InvalidOptionError` if one of the options `names` is given beside a saved plan, which brings its own."""
-    given = [f"--{name}" for name in names if getattr(options, name)]
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]
     if given:
         raise InvalidOptionError(f"{', '.join(given)} cannot be used with the saved plan {options.model}.")
 

@@ -17,9 +17,11 @@ from lowtide.cli.common import (
     add_model,
     add_optimizer,
     add_output,
+    add_parallel,
     add_planning,
     blocks_of,
     check_files,
+    parallel_of,
     show,
     whole_number,
     wrote,
@@ -42,6 +44,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most", type=whole_number, default=MOST, help="the largest batch to try")
     add_planning(parser)
     add_blocks(parser)
+    add_parallel(parser)
     add_output(parser, out="save the plan for this batch here, as JSON")
 
 
@@ -61,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         costs=options.costs,
         most=options.most,
         blocks=blocks_of(options),
+        parallel=parallel_of(options),
     )
     if options.out is not None:
         fit.plan.save(options.out)

@@ -18,11 +18,13 @@ from lowtide.cli.common import (
     add_model,
     add_optimizer,
     add_output,
+    add_parallel,
     add_planning,
     blocks_of,
     budget,
     check_files,
     is_plan_file,
+    parallel_of,
     refuse_with_plan,
     show,
     wrote,
@@ -41,6 +43,7 @@ lowtide plan my_model.py:make --budget 50% --report plan.html
 lowtide plan my_model.py:make --budget 6GiB --out plan.json
 lowtide plan package.large:make --meta --device a100-80gb --optimizer adamw
 lowtide plan package.large:make --budget 50% --blocks model.layers
+lowtide plan package.large:make --meta --device a100-80gb --world-size 8 --strategy fsdp2
 lowtide plan plan.json --report plan.html
 """
 
@@ -54,6 +57,7 @@ def prepare_parser(parser: argparse.ArgumentParser) -> None:
     add_optimizer(parser)
     add_planning(parser)
     add_blocks(parser)
+    add_parallel(parser)
     add_output(parser, out="save the plan here, as JSON")
     parser.add_argument("-v", "--verbose", action="store_true", help="say what the planner did and why, on stderr")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report: .html, .png, .svg or .txt")
@@ -79,7 +83,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> Plan | StepPlan:
     if is_plan_file(options.model):
-        refuse_with_plan(options, "budget", "memory", "device", "costs", "meta", "blocks")
+        refuse_with_plan(
+            options, "budget", "memory", "device", "costs", "meta", "blocks", "world_size", "strategy", "copies"
+        )
         return load(options.model)
     if options.budget is None and options.memory is None and options.device is None:
         raise InvalidOptionError("Say what memory there is: --budget 50%, --memory 24GiB or --device a100-80gb.")
@@ -95,6 +101,7 @@ def _plan(options: argparse.Namespace) -> Plan | StepPlan:
         costs=options.costs,
         optimizer=options.optimizer,
         blocks=blocks_of(options),
+        parallel=parallel_of(options),
     )
 
 

@@ -12,7 +12,7 @@ from lowtide.capture.arrival_order import arrival_order
 from lowtide.capture.deliveries import Deliveries, group
 from lowtide.capture.program import is_tangent, output_node
 from lowtide.distributed.gates import GatedStep, Gates
-from lowtide.distributed.replicas import Replica
+from lowtide.distributed.replicas import Buckets
 from lowtide.errors import warn
 from lowtide.pytorch.compiler.joint_graph import JointGraph, RunnableStep
 
@@ -27,7 +27,7 @@ class Doors:
         inputs: Its inputs.
     """
 
-    replica: Replica | None
+    replica: Buckets | None
     module: fx.GraphModule
     inputs: Sequence[Any]
     _order: tuple[int, ...] = ()

@@ -3,12 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lowtide.distributed.bucket_hooks import Hook, HookMemory, memory_of_hooks
 from lowtide.pytorch.data_parallel import communication_hooks, has_final_buckets, reduced_parameters, running_replica
+
+
+class Buckets(Protocol):
+    """Where the gradients of a model go as soon as they are there."""
+
+    @property
+    def hooks(self) -> tuple[Hook, ...]:
+        """What reduces buckets in the place of a plain all-reduce."""
+
+    @property
+    def hook_memory(self) -> HookMemory | None:
+        """What the hooks take; None if it is not known."""
+
+    @property
+    def keeps_views(self) -> bool:
+        """True if a parameter's gradient becomes a part of its bucket, and what backward has made is freed."""
+
+    @property
+    def awaits_order(self) -> bool:
+        """True as long as the order in which gradients come decides how they are put in buckets."""
+
+
+_NO_HOOKS = HookMemory()
+
+
+@dataclass(frozen=True)
+class ExpectedBuckets:
+    """The buckets of DistributedDataParallel in its usual form, around a model that is only planned."""
+
+    hooks: tuple[Hook, ...] = ()
+    hook_memory: HookMemory | None = _NO_HOOKS
+    keeps_views: bool = False
+    awaits_order: bool = True
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ it takes. What is read here is plain numbers; `lowtide.distributed.sharded_step`
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,35 @@ from torch import nn
 
 # Whoever has not imported it has sharded nothing.
 _FSDP = "torch.distributed.fsdp"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedParameter:
+    """One parameter that is spread over ranks.
+
+    Attributes:
+        shard_elements: Its elements on every rank, padded.
+        elements: Its elements.
+        item_bytes: Bytes of one of them.
+        gathered_item_bytes: The same in the type that is gathered and that the module reads.
+        reduced_item_bytes: The same in the type in which gradients are reduced.
+        is_trained: Whether it has a gradient.
+        is_cast: Whether the type that is gathered is another one.
+        changes_type: Whether reduced gradients are in another type than the parameter.
+        waits_in_other_type: Whether gradients are reduced in another type than the one they are made in.
+        is_across: Whether it is sharded along another dimension than the first one.
+    """
+
+    shard_elements: int
+    elements: int
+    item_bytes: int
+    gathered_item_bytes: int
+    reduced_item_bytes: int
+    is_trained: bool
+    is_cast: bool = False
+    changes_type: bool = False
+    waits_in_other_type: bool = False
+    is_across: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +80,46 @@ class ShardedGroup:
     is_replicated: bool
     kept_shard: int
     is_asynchronous: bool
+
+    @staticmethod
+    def of(
+        parameters: Sequence[ShardedParameter],
+        ranks: int,
+        *,
+        is_replicated: bool = False,
+        kept_among: int = 0,
+        is_asynchronous: bool = False,
+    ) -> ShardedGroup:
+        """Return the group of these parameters among so many ranks.
+
+        Args:
+            parameters: The parameters.
+            ranks: The ranks.
+            is_replicated: Whether gradients are also reduced among copies.
+            kept_among: Among how many ranks parameters stay sharded after forward; 0 if that is no other number.
+            is_asynchronous: Whether the module's own gathering does not wait.
+        """
+        trained = [each for each in parameters if each.is_trained]
+        unsharded = sum(ranks * each.shard_elements * each.gathered_item_bytes for each in parameters)
+        across = [each for each in parameters if each.is_across]
+        # All gradients of a group are reduced together, in one type.
+        reduced_item = trained[0].reduced_item_bytes if trained else 0
+        reduced = sum(each.shard_elements for each in trained) * reduced_item
+        waits, changes = (trained[0].waits_in_other_type, trained[0].changes_type) if trained else (False, False)
+        return ShardedGroup(
+            ranks=ranks,
+            cast=sum(each.shard_elements * each.gathered_item_bytes for each in parameters if each.is_cast),
+            gathered=unsharded if ranks > 1 else 0,
+            unsharded=unsharded,
+            swapped=sum(ranks * each.shard_elements * each.gathered_item_bytes for each in across),
+            accumulated=sum(each.elements for each in trained) * reduced_item if waits else 0,
+            scattered=ranks * reduced,
+            reduced=reduced,
+            gradients=sum(each.shard_elements * each.item_bytes for each in trained) if changes else 0,
+            is_replicated=is_replicated,
+            kept_shard=unsharded // kept_among if kept_among else 0,
+            is_asynchronous=is_asynchronous,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,30 +304,28 @@ def _local(parameter: Any) -> Any:
 
 def _figures(group: Any) -> ShardedGroup:
     mesh = group.mesh_info
-    ranks = mesh.shard_mesh_size
-    parameters = group.fsdp_params
-    trained = [each for each in parameters if each.sharded_param.requires_grad]
-    cast = sum(_shard(each) * each.param_dtype.itemsize for each in parameters if each.param_dtype is not None)
-    unsharded = sum(ranks * _shard(each) * _type(each).itemsize for each in parameters)
-    across = [ranks * _shard(each) * _type(each).itemsize for each in parameters if each.fsdp_placement.dim]
-    reduce = trained[0].reduce_dtype or _type(trained[0]) if trained else torch.float32
-    reduced = sum(map(_shard, trained)) * reduce.itemsize
     kept = group.post_forward_mesh_info if group._use_post_forward_mesh else None
-    changes_type = bool(trained) and reduce != trained[0].orig_dtype
-    waiting = bool(trained) and trained[0].reduce_dtype is not None
-    return ShardedGroup(
-        ranks=ranks,
-        cast=cast,
-        gathered=unsharded if ranks > 1 else 0,
-        unsharded=unsharded,
-        swapped=sum(across),
-        accumulated=sum(each._orig_size.numel() for each in trained) * reduce.itemsize if waiting else 0,
-        scattered=ranks * reduced,
-        reduced=reduced,
-        gradients=sum(_shard(each) * each.orig_dtype.itemsize for each in trained) if changes_type else 0,
+    return ShardedGroup.of(
+        [_parameter(each) for each in group.fsdp_params],
+        mesh.shard_mesh_size,
         is_replicated=hasattr(mesh, "replicate_process_group"),
-        kept_shard=0 if kept is None else unsharded // kept.shard_mesh_size,
+        kept_among=0 if kept is None else kept.shard_mesh_size,
         is_asynchronous=bool(group.unshard_async_op),
+    )
+
+
+def _parameter(parameter: Any) -> ShardedParameter:
+    return ShardedParameter(
+        shard_elements=_shard(parameter),
+        elements=int(parameter._orig_size.numel()),
+        item_bytes=parameter.orig_dtype.itemsize,
+        gathered_item_bytes=_type(parameter).itemsize,
+        reduced_item_bytes=(parameter.reduce_dtype or _type(parameter)).itemsize,
+        is_trained=bool(parameter.sharded_param.requires_grad),
+        is_cast=parameter.param_dtype is not None,
+        changes_type=(parameter.reduce_dtype or _type(parameter)) != parameter.orig_dtype,
+        waits_in_other_type=parameter.reduce_dtype is not None,
+        is_across=bool(parameter.fsdp_placement.dim),
     )
 
 

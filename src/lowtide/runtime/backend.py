@@ -121,17 +121,21 @@ class GraphTaker(Protocol):
 def capturing_backend(session: Session, taker: GraphTaker) -> Backend:
     """Return the backend that hands captured graphs to `taker`, and lets it run them so that the call goes on."""
 
-    def take(joint: JointGraph) -> int:
-        with _own_errors():
-            return taker.add(capture(joint, losses_only=True))
-
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         with _capturing(module, inputs, session):
             separated = separate_reads(module)
-            number = read_joint(separated.module, [*inputs, *separated.examples], take)
+            examples = [*inputs, *separated.examples]
+            doors = Doors(session.replica, separated.module, examples)
+
+            def take(joint: JointGraph) -> int:
+                with _own_errors():
+                    deliveries = doors.deliveries(joint, whole=not session.is_in_parts())
+                    return taker.add(capture(joint, losses_only=True, deliveries=deliveries))
+
+            number = read_joint(separated.module, examples, take)
         if number is None:
             return module.forward
-        return lambda *args: taker.run(number, module.forward, args)
+        return separated.call(lambda *args: taker.run(number, separated.module.forward, args))
 
     return backend
 

@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lowtide.blocks.step.find_layers import Cuts, Layers, refuse_names_in_functi
 from lowtide.blocks.step.module_places import ModulePlaces
 from lowtide.blocks.step.rehearsal import Rehearsal
 from lowtide.capture.source_lines import user_line
-from lowtide.distributed.replicas import trained_module
+from lowtide.distributed.replicas import replica_of, trained_module
 from lowtide.distributed.sharded_model import refuse_sharded
 from lowtide.errors import CaptureError, InfeasibleBudgetError, InvalidInputError, InvalidModelError
 from lowtide.plan.core.result import Plan
@@ -38,12 +39,14 @@ from lowtide.runtime.input_branches import Originals
 from lowtide.runtime.input_checks import check_devices
 from lowtide.runtime.layer_blocks import LayerBlocks, MakeRun
 from lowtide.runtime.model_plans import Session
+from lowtide.runtime.other_processes import expected_buckets, expected_shards, refuse_parallel
 from lowtide.runtime.output_tensors import output_tensors
 from lowtide.runtime.pipeline import plan_graph
 from lowtide.runtime.step_planning import CallCapture, plan_step
 from lowtide.runtime.verify import as_module
 from lowtide.runtime.wrapped import wrapped_of
 from lowtide.step.plan import StepPlan
+from lowtide.step.surroundings import ModuleRun
 
 
 def plan_call(model: Callable[..., Any], args: Any, kwargs: Any, session: Session) -> Plan | StepPlan:
@@ -52,6 +55,8 @@ def plan_call(model: Callable[..., Any], args: Any, kwargs: Any, session: Sessio
     The call is made on a copy of the model and its inputs that is made of fake tensors, so that nothing of the
     user's changes and no memory is needed. Model and inputs may also be without data, on the meta device.
     """
+    replica = replica_of(model) if isinstance(model, nn.Module) else None
+    refuse_parallel(model, session.settings)
     if isinstance(model, nn.Module):
         model = trained_module(model)
     if isinstance(model, nn.Module) and not model.training:
@@ -71,6 +76,7 @@ def plan_call(model: Callable[..., Any], args: Any, kwargs: Any, session: Sessio
         twin, fake_args, fake_kwargs = fake_copies(plain, args, kwargs, mode)
         originals = _originals((plain, args, kwargs), (twin, fake_args, fake_kwargs))
         cuts = session.cuts = _cuts_of(twin, session)
+        session.replica = replica or expected_buckets(session.settings.parallel)
 
         def call_for(layers: Layers) -> _FakeCall:
             return _FakeCall(twin, fake_args, fake_kwargs, mode, session, originals, layers)
@@ -81,7 +87,11 @@ def plan_call(model: Callable[..., Any], args: Any, kwargs: Any, session: Sessio
 def _cuts_of(model: Callable[..., Any], session: Session) -> Cuts | None:
     """Return the ways to cut a model into blocks; a function has one."""
     if isinstance(model, nn.Module):
-        return Cuts(model, session.settings.blocks)
+        sharded = expected_shards(model, session.settings)
+        if sharded is None:
+            return Cuts(model, session.settings.blocks)
+        session.step.around.surroundings = sharded.surroundings
+        return Cuts.fixed(model, sharded.layers)
     refuse_names_in_function(session.settings.blocks)
     return None
 
@@ -163,14 +173,15 @@ class _FakeCall:
     @property
     def is_in_parts(self) -> bool:
         """True if the call is a step of blocks: of several graphs, or of one with code around it."""
-        return self._layers is not None or self.capture.num_runs > 1 or num_graph_breaks() > self._breaks
+        has_more = self.capture.num_runs > 1 or num_graph_breaks() > self._breaks
+        return self._layers is not None or self._session.step.around.surroundings is not None or has_more
 
     @property
     def has_joined(self) -> bool:
         """True if the call has run layers that are joined."""
         return self._layers is not None and self._layers.has_joined
 
-    @property
+    @cached_property
     def places(self) -> ModulePlaces:
         """The modules of the model."""
         return ModulePlaces(() if self._model is None else self._model.named_modules(), self._layer_names)
@@ -184,14 +195,18 @@ class _FakeCall:
         """Run the call and its backward again, and return what happens between its blocks."""
         model = as_module(self._entry, tensors=True) if self._model is None else self._model
         outside = [*model.parameters(), *model.buffers(), *tensor_leaves((self._args, self._kwargs))]
-        rehearsal = self.capture.rehearsal = Rehearsal(outside)
+        rehearsal = self.capture.rehearsal = Rehearsal(outside, self._next_run)
         with self._mode, rehearsal.watching():
             result = self._entry(*self._args, **self._kwargs)
-            rehearsal.end_forward()
+            rehearsal.end_forward(model.parameters())
             _differentiate(output_tensors(result))
             del result
             rehearsal.end_backward()
         return rehearsal
+
+    def _next_run(self, parameters: Sequence[nn.Parameter]) -> ModuleRun:
+        around = self._session.step.around
+        return around.next_run(None if around.layer else self.places.owner(parameters))
 
 
 def _differentiate(outputs: Sequence[torch.Tensor]) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 from lowtide.analysis.batch_search import BatchFit, Trial, search
 from lowtide.costs.device_table import device_figures
 from lowtide.device import round_bytes
-from lowtide.distributed.replicas import replica_of
+from lowtide.distributed.expected_shards import shard_bytes
+from lowtide.distributed.replicas import Replica, replica_of
 from lowtide.errors import (
     InvalidBudgetError,
     InvalidInputError,
@@ -23,6 +24,7 @@ from lowtide.errors import (
     LowtideWarning,
 )
 from lowtide.plan.core.account import MemoryAccount, OptimizerMemory, optimizer_memory, parse_memory
+from lowtide.plan.core.parallel import Parallel
 from lowtide.plan.core.result import Plan
 from lowtide.plan.diagnose.infeasible import infeasible_memory
 from lowtide.progress import ProgressLine
@@ -31,6 +33,7 @@ from lowtide.pytorch.nested import tensor_leaves
 from lowtide.pytorch.storages import storage_key
 from lowtide.runtime.dry_run import plan_call
 from lowtide.runtime.model_plans import Session
+from lowtide.runtime.other_processes import refuse_parallel
 from lowtide.settings import Settings
 from lowtide.step.peak import peak_facts
 from lowtide.step.plan import StepPlan
@@ -62,6 +65,7 @@ def plan_within(
 
     Settings bring everything but the budget, which is what the rest leaves.
     """
+    refuse_parallel(model, settings)
     trial = attempt(model, batch, settings, memory_bytes=memory_bytes, optimizer=optimizer)
     if not trial.fits:
         raise infeasible_memory(trial.account, peak_facts(trial.plan), memory_bytes)
@@ -80,6 +84,7 @@ def largest_batch(
     """Return the largest batch up to `most` with which training `model` takes at most `memory_bytes`."""
     # Fail at once if the optimizer is not known.
     optimizer_memory(optimizer, [], together=False)
+    refuse_parallel(model, settings)
     with ProgressLine() as progress:
 
         def attempt_size(size: int) -> Trial:
@@ -95,37 +100,63 @@ def attempt(
     model: Callable[..., Any], batch: Batch, settings: Settings, *, memory_bytes: int, optimizer: str | int
 ) -> Trial:
     """Return what planning for `batch` gives: a plan that fits, or the one of least peak known."""
-    account, update = account_without_step(model, batch, optimizer)
+    account, update = account_without_step(model, batch, optimizer, settings.parallel)
     left = memory_bytes - account.resident_bytes
     account = replace(account, update_bytes=update.update_bytes)
     session = Session(replace(settings, budget=Budget(bytes=max(1, left))), over_budget=True)
     plan = plan_call(model, *batch, session)
-    account = replace(account, step_bytes=plan.peak_bytes)
+    account = with_step(account, plan)
     return Trial(0, account.peak_bytes <= memory_bytes, replace(plan, account=account), account)
 
 
+def plan_with_account(
+    model: Callable[..., Any], batch: Batch, settings: Settings, *, optimizer: str | int
+) -> Plan | StepPlan:
+    """Return the plan within the budget in `settings`, with all that training takes besides."""
+    refuse_parallel(model, settings)
+    account, update = account_without_step(model, batch, optimizer, settings.parallel)
+    plan = plan_call(model, *batch, Session(settings))
+    return replace(plan, account=with_step(replace(account, update_bytes=update.update_bytes), plan))
+
+
+def with_step(account: MemoryAccount, plan: Plan | StepPlan) -> MemoryAccount:
+    """Return the account with the step that `plan` is of."""
+    sharding = 0 if plan.account is None else plan.account.sharding_bytes
+    return replace(account, step_bytes=plan.peak_bytes, sharding_bytes=sharding)
+
+
 def account_without_step(
-    model: Callable[..., Any], batch: Batch, optimizer: str | int
+    model: Callable[..., Any], batch: Batch, optimizer: str | int, parallel: Parallel | None = None
 ) -> tuple[MemoryAccount, OptimizerMemory]:
-    """Return what is there while `model` trains on `batch`, and what its optimizer needs."""
+    """Return what is there while `model` trains on `batch`, and what its optimizer needs; of each of all processes."""
+    shards = 1 if parallel is None else parallel.shards
     modules = _modules_of(model)
     parameters = _distinct(parameter for module in modules for parameter in module.parameters())
     buffers = _distinct(buffer for module in modules for buffer in module.buffers())
     inputs = _distinct(tensor_leaves(batch))
-    trained = [_size(parameter) for parameter in parameters if parameter.requires_grad]
+    sizes = [_size(each) if shards == 1 else shard_bytes(each, shards) for each in parameters]
+    trained = [size for size, parameter in zip(sizes, parameters, strict=True) if parameter.requires_grad]
     replica = replica_of(model) if isinstance(model, nn.Module) else None
     in_buckets = replica is not None and replica.keeps_views
     on_accelerator = any(parameter.device.type == "cuda" for parameter in parameters)
     memory = optimizer_memory(optimizer, trained, together=on_accelerator)
     account = MemoryAccount(
-        parameter_bytes=sum(map(_size, parameters)),
+        parameter_bytes=sum(sizes),
         buffer_bytes=sum(map(_size, buffers)),
         batch_bytes=sum(map(_size, inputs)),
         optimizer_bytes=memory.state_bytes,
         gradient_bytes=0 if in_buckets else sum(trained),
-        bucket_bytes=0 if replica is None else replica.bucket_bytes,
+        bucket_bytes=_bucket_bytes(replica, trained, parallel),
+        ranks=0 if parallel is None else parallel.world_size,
     )
     return account, memory
+
+
+def _bucket_bytes(replica: Replica | None, trained: Sequence[int], parallel: Parallel | None) -> int:
+    """Return what buckets of gradients take, which are one copy of the gradients where hooks keep nothing beside it."""
+    if replica is not None:
+        return replica.bucket_bytes
+    return 0 if parallel is None or parallel.is_sharded else sum(trained)
 
 
 def batch_on_fakes(model: Callable[..., Any], make_batch: Callable[[int], Any], size: int) -> Batch:

@@ -15,7 +15,7 @@ from lowtide.blocks.step.session import StepSession
 from lowtide.capture.program import Program
 from lowtide.costs.resolve import is_measured, resolve_costs
 from lowtide.distributed.collective_order import compare_collectives
-from lowtide.distributed.replicas import Replica
+from lowtide.distributed.replicas import Buckets
 from lowtide.distributed.shared_plans import shared_costs, shared_menu, shared_plan
 from lowtide.distributed.signs import ShownSign, Sign
 from lowtide.errors import InfeasibleBudgetError, LowtideError, warn
@@ -85,7 +85,7 @@ class Session:
         # Whether a call has returned: its blocks must stay what they are.
         self.has_trained = False
         # The engine around the model, if a call of it is under way.
-        self.replica: Replica | None = None
+        self.replica: Buckets | None = None
         self.failure: LowtideError | None = None
         # Calls inside of which the compiler cuts graphs.
         self.known_breaks: KnownBreaks = {}

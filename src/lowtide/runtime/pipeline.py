@@ -98,7 +98,7 @@ def lower_block(captured: CapturedGraph, session: Session, *, losses_only: bool)
         run = [schedule_of(other, program, *each) for each in zip(schedules, saved, strict=True)]
         return [(problem, problem.price(each)) for each in run]
 
-    number = session.step.add(menu, program.device, price_for, gradient_bytes=_parameter_gradient_bytes(program))
+    number = session.step.add(menu, program.device, price_for, gradient_bytes=parameter_gradient_bytes(program))
     director = BlockDirector(session.step, number, program.parameters, program.handed_over)
     return VariantSwitch(variants, program.num_forward_outputs, borders, director)
 
@@ -144,7 +144,7 @@ class BlockDirector:
         return self.session.keeps_values
 
 
-def _parameter_gradient_bytes(program: Program) -> int:
+def parameter_gradient_bytes(program: Program) -> int:
     """Return the bytes of the gradients that a backward returns for parameters."""
     made = [node for position, node in enumerate(program.backward_outputs) if position in program.parameters]
     values = {program.values[node] for node in made if node in program.values}

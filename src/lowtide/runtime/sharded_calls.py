@@ -82,16 +82,20 @@ def sharded_calls(
             "The model is sharded and has recurrent modules. These are not captured; they would run again in backward "
             "from parameters that have come and gone since. Leave such a model unwrapped, or do not shard it."
         )
-    cuts = Cuts(model, "whole")
     chosen = {} if isinstance(session.settings.blocks, str) else find_layers(model, session.settings.blocks).modules
     modules = sharded.blocks(chosen, model)
-    cuts.first = cuts.now = Layers(modules, "sharded modules are blocks: their parameters come and go around them")
+    cuts = Cuts.fixed(model, sharded_layers(modules))
     if layers is not None:
         layers.remove()
     session.cuts, session.is_undecided = cuts, False
     session.step.modules = ModulePlaces(model.named_modules(), modules)
     session.step.around.surroundings = sharded
     return ShardedCalls(sharded, LayerBlocks(cuts.now, session) if modules else None, session)
+
+
+def sharded_layers(modules: dict[str, nn.Module]) -> Layers:
+    """Return blocks that are what they are because they are sharded."""
+    return Layers(modules, "sharded modules are blocks: their parameters come and go around them")
 
 
 def _refuse_settings(settings: Settings, sharded: ShardedModel, *, verify: bool) -> None:

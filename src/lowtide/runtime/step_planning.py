@@ -13,12 +13,13 @@ from lowtide import device as devices
 from lowtide.blocks.step.expected_gaps import expected_backward
 from lowtide.blocks.step.gap_book import GapBook
 from lowtide.blocks.step.module_places import ModulePlaces
-from lowtide.blocks.step.rehearsal import Rehearsal
+from lowtide.blocks.step.rehearsal import Rehearsal, RunForm
 from lowtide.capture.captured_graph import CapturedGraph
 from lowtide.plan import registry
 from lowtide.plan.diagnose.infeasible import AskedBudget
 from lowtide.plan.menu import menu_planner
 from lowtide.runtime.model_plans import Session
+from lowtide.runtime.pipeline import parameter_gradient_bytes
 from lowtide.step.peak import infeasible_step
 from lowtide.step.plan import StepPlan
 from lowtide.step.plan_variant import plain_step
@@ -26,6 +27,7 @@ from lowtide.step.problem import StepProblem, with_scalars
 from lowtide.step.replan import best_plan
 from lowtide.step.simulate import simulate_step
 from lowtide.step.step_block import StepBlock
+from lowtide.step.surroundings import Gaps
 from lowtide.units import Budget
 
 
@@ -51,10 +53,20 @@ class CallCapture:
         """Return what a graph returns; once there is a rehearsal, it is told."""
         self.num_runs += 1
         if self.rehearsal is not None and number in self._trained:
-            return self.rehearsal.run(number, forward, args, self._trained[number])
+            form = RunForm(forward, self._trained[number], self._kept(number))
+            return self.rehearsal.run(number, form, args)
         results = forward(*args)
         self._trained[number] = [isinstance(each, torch.Tensor) and each.requires_grad for each in results]
         return results
+
+    def _kept(self, number: int) -> list[int]:
+        """Return the positions of the results of a graph that its own backward reads."""
+        program = self.graphs[number].program
+        graph = program.graph
+        read = {value for op in graph.backward for value in graph.reads[op]}
+        # What is written into inputs stands before the results.
+        results = program.forward_outputs[program.num_forward_outputs - len(self._trained[number]) :]
+        return [place for place, node in enumerate(results) if program.values.get(node) in read]
 
 
 def plan_step(
@@ -72,11 +84,12 @@ def plan_step(
     blocks = _blocks(call, rehearsal, places, session)
     menus = [block.plans for block in blocks]
     instances = tuple(run.block for run in rehearsal.runs)
+    gaps = _gaps(rehearsal, blocks, session)
     problem = StepProblem(
         blocks=tuple(block.as_block() for block in blocks),
         instances=instances,
-        forward_gaps=with_scalars(rehearsal.forward_gaps),
-        backward_gaps=rehearsal.backward_gaps or expected_backward(GapBook(), blocks, instances),
+        forward_gaps=with_scalars(gaps.forward),
+        backward_gaps=gaps.backward,
         budget_bytes=1,
     )
     whole = simulate_step(plain_step(problem, menus), (0,) * len(instances)).peak_bytes
@@ -84,9 +97,25 @@ def plan_step(
     planner = registry.name_of(menu_planner(session.settings.planner))
     problem = replace(problem, budget_bytes=max(asked.bytes, 1))
     plan = session.with_cut(best_plan(problem, menus, planner=planner, seconds=time.perf_counter() - begin))
+    plan = replace(plan, account=session.step.around.account(instances, plan.peak_bytes))
     if not plan.fits and not session.may_exceed:
         raise infeasible_step(plan, asked)
     return plan
+
+
+def _gaps(rehearsal: Rehearsal, blocks: Sequence[StepBlock], session: Session) -> Gaps:
+    """Return what happens between the blocks: code that was rehearsed, and what stands around them."""
+    instances = tuple(run.block for run in rehearsal.runs)
+    backward = rehearsal.backward_gaps or expected_backward(GapBook(), blocks, instances)
+    *leaves, last = rehearsal.leaf_bytes
+    runs = [
+        replace(run.module, gradient_bytes=blocks[run.block].gradient_bytes, leaf_bytes=leaf)
+        for run, leaf in zip(rehearsal.runs, leaves, strict=True)
+    ]
+    around = session.step.around
+    around.begin_call()
+    around.note(instances, runs, last)
+    return around.add_to(Gaps(rehearsal.forward_gaps, backward), instances, None)
 
 
 def _blocks(call: CallCapture, rehearsal: Rehearsal, places: ModulePlaces, session: Session) -> list[StepBlock]:
@@ -95,7 +124,8 @@ def _blocks(call: CallCapture, rehearsal: Rehearsal, places: ModulePlaces, sessi
     for number, captured in enumerate(call.graphs):
         parameters = next((run.parameters for run in rehearsal.runs if run.block == number), ())
         name = places.owner(parameters)
-        blocks.append(StepBlock(f"graph {number}" if name is None else name, session.find_menu(captured.program)))
+        menu, gradients = session.find_menu(captured.program), parameter_gradient_bytes(captured.program)
+        blocks.append(StepBlock(f"graph {number}" if name is None else name, menu, gradient_bytes=gradients))
     return blocks
 
 

@@ -74,6 +74,13 @@ class Cuts:
         self.has_others = bool(self._rows) or (self._may_be_whole and bool(self.first.modules))
         self._refused: list[Refusal] = []
 
+    @staticmethod
+    def fixed(model: nn.Module, layers: Layers) -> Cuts:
+        """Return the one way to cut a model whose blocks must be these."""
+        cuts = Cuts(model, "whole")
+        cuts.first = cuts.now = layers
+        return cuts
+
     def coarser(self, refused: Refusal | None = None, *, can_join: bool = True) -> bool:
         """Go on to the next cut, as the present one does not fit; return False if there is none.
 

@@ -7,18 +7,22 @@ known to the byte, but for temporaries inside of single ops.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lowtide.blocks.step.ledger import Ledger
 from lowtide.pytorch.nested import tensor_leaves
 from lowtide.pytorch.op_watch import OpWatch
+from lowtide.pytorch.storages import storage_key
 from lowtide.step.problem import Gap
+from lowtide.step.surroundings import ModuleRun
 
 Forward = Callable[..., Any]
 
@@ -30,10 +34,27 @@ class BlockRun:
     Attributes:
         block: Number of the block.
         parameters: The parameters among its arguments.
+        module: How what surrounds it sees it.
     """
 
     block: int
     parameters: tuple[nn.Parameter, ...]
+    module: ModuleRun
+
+
+@dataclass(frozen=True)
+class RunForm:
+    """How a block runs on tensors without data.
+
+    Attributes:
+        forward: What it computes.
+        trained: Which of its results need gradients.
+        kept: Positions of the results that its own backward reads: they live until it has run.
+    """
+
+    forward: Forward
+    trained: Sequence[bool]
+    kept: Collection[int] = ()
 
 
 class Rehearsal:
@@ -41,10 +62,14 @@ class Rehearsal:
 
     Args:
         outside: Tensors that were there before the call: they are never counted.
+        next_run: Returns which module the run that comes next is, which has these parameters.
     """
 
-    def __init__(self, outside: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self, outside: Iterable[torch.Tensor], next_run: Callable[[Sequence[nn.Parameter]], ModuleRun]
+    ) -> None:
         self.runs: list[BlockRun] = []
+        self._next_run = next_run
         self._ledger = Ledger(outside)
         self._meter = _Meter(self._ledger)
         self._forward_gaps: list[Gap] = []
@@ -52,6 +77,9 @@ class Rehearsal:
         self._backward_gaps: dict[int, Gap] = {}
         self._order: list[int] = []
         self._last: Gap | None = None
+        # Gradients that the code between blocks leaves to parameters, by the run before it; -1 if there is none.
+        self._leaf_bytes: Counter[int] = Counter()
+        self._hooks: list[RemovableHandle] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -59,17 +87,34 @@ class Rehearsal:
         with OpWatch(self._meter.see):
             yield
 
-    def run(self, block: int, forward: Forward, args: Sequence[Any], trained: Sequence[bool]) -> Any:
-        """Return what a block returns; `trained` says which of its results need gradients."""
-        return _Run.apply(self, block, forward, trained, *args)  # type: ignore[no-untyped-call]
+    def run(self, block: int, form: RunForm, args: Sequence[Any]) -> Any:
+        """Return what a block returns."""
+        return _Run.apply(self, block, form, *args)  # type: ignore[no-untyped-call]
 
-    def end_forward(self) -> None:
-        """Note that the call has returned."""
+    def end_forward(self, parameters: Iterable[nn.Parameter] = ()) -> None:
+        """Note that the call has returned, and watch which of `parameters` get gradients from no block."""
         self._forward_gaps.append(self._meter.end_gap())
+        self._meter.begin_gap()
+        of_blocks = {id(each) for run in self.runs for each in run.parameters}
+        for parameter in parameters:
+            if parameter.requires_grad and id(parameter) not in of_blocks:
+                hook = parameter.register_post_accumulate_grad_hook(self._note_leaf)  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
+
+    def _note_leaf(self, parameter: torch.Tensor) -> None:
+        place = self._order[-1] - 1 if self._order else len(self.runs) - 1
+        self._leaf_bytes[place] += parameter.numel() * parameter.element_size()
 
     def end_backward(self) -> None:
         """Note that backward has ended."""
         self._last = self._meter.end_gap()
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    @property
+    def leaf_bytes(self) -> tuple[int, ...]:
+        """The gradients of parameters that the code before each run leaves in its backward; the last: behind all."""
+        return tuple(self._leaf_bytes[place] for place in range(-1, len(self.runs)))
 
     @property
     def forward_gaps(self) -> tuple[Gap, ...]:
@@ -89,7 +134,8 @@ class Rehearsal:
         # Arguments that no op between blocks has made, such as constants.
         self._meter.see(tensor_leaves(args))
         self._forward_gaps.append(self._meter.end_gap())
-        self.runs.append(BlockRun(block, tuple(arg for arg in args if isinstance(arg, nn.Parameter))))
+        parameters = tuple(arg for arg in args if isinstance(arg, nn.Parameter))
+        self.runs.append(BlockRun(block, parameters, self._next_run(parameters)))
         return len(self.runs) - 1
 
     def end(self, results: Iterable[Any]) -> None:
@@ -138,17 +184,18 @@ class _Run(torch.autograd.Function):
     """A block as one node of autograd: it keeps its inputs, and returns gradients for those that need them."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rehearsal: Rehearsal, block: int, forward: Forward, trained: Sequence[bool], *args: Any
-    ) -> Any:
+    def forward(ctx: Any, rehearsal: Rehearsal, block: int, form: RunForm, *args: Any) -> Any:
         """Run the block without recording."""
         ctx.rehearsal = rehearsal
         ctx.place = rehearsal.begin(block, args)
         ctx.inputs = args
-        results = tuple(forward(*args))
+        results = tuple(form.forward(*args))
         rehearsal.end(results)
+        ctx.kept = [results[position].detach() for position in form.kept if isinstance(results[position], torch.Tensor)]
         free = [
-            each for each, needs in zip(results, trained, strict=True) if isinstance(each, torch.Tensor) and not needs
+            each
+            for each, needs in zip(results, form.trained, strict=True)
+            if isinstance(each, torch.Tensor) and not needs
         ]
         ctx.mark_non_differentiable(*free)
         ctx.set_materialize_grads(False)
@@ -159,9 +206,25 @@ class _Run(torch.autograd.Function):
         """Return gradients without contents."""
         rehearsal: Rehearsal = ctx.rehearsal
         rehearsal.begin_backward(ctx.place, tangents)
-        inputs, ctx.inputs = ctx.inputs, ()
-        needs = ctx.needs_input_grad[4:]
+        inputs, ctx.inputs, ctx.kept = ctx.inputs, (), ()
+        needs = ctx.needs_input_grad[3:]
         gradients = [torch.empty_like(arg) if need else None for arg, need in zip(inputs, needs, strict=True)]
-        del inputs, tangents
         rehearsal.end(gradients)
-        return (None, None, None, None, *gradients)
+        # Of several gradients of one input the engine makes their sum in the place of the first.
+        repeated = _repeated(inputs)
+        del inputs, tangents
+        return (None, None, None, *(None if place in repeated else each for place, each in enumerate(gradients)))
+
+
+def _repeated(inputs: Sequence[Any]) -> set[int]:
+    """Return the places of inputs that are another one once more."""
+    seen: set[tuple[int, torch.Size]] = set()
+    found: set[int] = set()
+    for place, each in enumerate(inputs):
+        if not isinstance(each, torch.Tensor) or isinstance(each, nn.Parameter):
+            continue
+        key = storage_key(each), each.shape
+        if key in seen:
+            found.add(place)
+        seen.add(key)
+    return found

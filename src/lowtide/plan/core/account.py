@@ -18,7 +18,7 @@ _TEMPORARY = {"sgd": 0, "sgd-momentum": 0, "adam": 2, "adamw": 2}
 _STEP_BYTES = {"sgd": 0, "sgd-momentum": 0, "adam": 4, "adamw": 4}
 
 # Figures of training in several processes.
-_OF_PROCESSES = frozenset({"bucket_bytes", "sharding_bytes"})
+_OF_PROCESSES = frozenset({"bucket_bytes", "sharding_bytes", "ranks"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,9 @@ class MemoryAccount:
         update_bytes: What the optimizer's update allocates and frees again.
         bucket_bytes: The buckets in which gradients are reduced over several processes, which always stay.
         sharding_bytes: Of the step, the most that is there because parameters are sharded: unsharded parameters, the
-            buffers of gathering and reducing, and reduced gradients.
-            If there is any, the account is of a wrapped model, and batch and optimizer are not known.
+            buffers of gathering and reducing, and reduced gradients. Of a model that trains already, batch and
+            optimizer are then not known.
+        ranks: How many processes train, if there are several; the account is that of one of them.
     """
 
     parameter_bytes: int
@@ -48,6 +49,7 @@ class MemoryAccount:
     update_bytes: int = 0
     bucket_bytes: int = 0
     sharding_bytes: int = 0
+    ranks: int = 0
 
     @property
     def resident_bytes(self) -> int:
@@ -79,16 +81,18 @@ class MemoryAccount:
             if in_update
             else ("forward and backward, gradients included", self.step_bytes)
         )
+        is_all = not self.sharding_bytes or self.batch_bytes or self.optimizer_bytes
         rows = [
             ("parameters", self.parameter_bytes),
             ("buffers", self.buffer_bytes),
-            *([] if self.sharding_bytes else [("batch", self.batch_bytes), ("optimizer state", self.optimizer_bytes)]),
+            *([("batch", self.batch_bytes), ("optimizer state", self.optimizer_bytes)] if is_all else []),
             *([("gradient buckets", self.bucket_bytes)] if self.bucket_bytes else []),
             moment,
             *self._sharding_rows(),
-            ("peak without batch and optimizer" if self.sharding_bytes else "peak of training", self.peak_bytes),
+            ("peak of training" if is_all else "peak without batch and optimizer", self.peak_bytes),
         ]
-        return text_table(("memory", "bytes", ""), [(name, str(size), format_bytes(size)) for name, size in rows])
+        title = f"memory of each of {self.ranks} processes" if self.ranks else "memory"
+        return text_table((title, "bytes", ""), [(name, str(size), format_bytes(size)) for name, size in rows])
 
     def _sharding_rows(self) -> list[tuple[str, int]]:
         words = "of that at most, unsharded parameters and buffers"
