@@ -20,6 +20,8 @@ from helpers.exactness import assert_same, train
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError
 from lowtide.plan.core import child_process
 from lowtide.plan.core.result import Plan, Stage
+from lowtide.plan.solve import solve
+from lowtide.runtime import improvements
 from lowtide.runtime.wrapped import wrapped_of
 from lowtide.testing.models import MODELS, loss_of
 
@@ -302,6 +304,67 @@ def test_a_shape_that_comes_meanwhile_has_a_plan_of_its_own() -> None:
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))  # type: ignore[arg-type]
     found = lowtide.plans(model, wait=True)
     assert [plan.stage for plan in found if isinstance(plan, Plan)] == [Stage.FINAL] * 2
+
+
+class Wide(nn.Module):
+    """Layers that need no more than their sizes to be known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(8)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def rows_of(count: int) -> Any:
+    return (torch.randn(count, 16),), {}
+
+
+class NoJob:
+    """Work in the background that never ends."""
+
+    plan, is_over = None, False
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def wait(self, seconds: float) -> bool:
+        """Return that it is not over."""
+        del seconds
+        return False
+
+    def give_way(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_another_shape_of_the_same_graph_takes_over_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    # No first plan of its own is as good, and nothing better comes.
+    monkeypatch.setattr(improvements, "_QUICK", "chen_sqrt")
+    model = lowtide.wrap(Wide(), budget=220_000, patience=60)
+    step(model, rows_of(64))
+    long = only_plan(model)
+    monkeypatch.setattr(improvements, "PlanJob", NoJob)
+    for rows in (63, 61):
+        step(model, rows_of(rows))
+        plan = lowtide.plans(model)[-1]
+        assert isinstance(plan, Plan)
+        assert (plan.schedule, plan.planner, plan.stage) == (long.schedule, "auto", Stage.FIRST)
+        assert plan.problem.graph != long.problem.graph
+        assert peak_of(model, rows_of(rows)) == plan.peak_bytes <= plan.budget_bytes
+
+
+def test_a_schedule_that_does_not_fit_another_shape_is_not_taken_over() -> None:
+    model = lowtide.wrap(Wide(), budget=220_000, patience=60)
+    step(model, rows_of(56))
+    model.zero_grad()
+    step(model, rows_of(70))
+    short, long = lowtide.plans(model)
+    assert isinstance(short, Plan)
+    assert isinstance(long, Plan)
+    assert long.fits
+    assert not solve(long.problem, short.schedule, throw=False).fits
 
 
 class TwoLosses(nn.Module):

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lowtide.capture.arrived_gradients import Arrived
+from lowtide.errors import InvalidScheduleError
+from lowtide.graph.analysis import has_same_ops
 from lowtide.graph.ir import Graph
 from lowtide.lower.variants import LazyVariant, Turn
 from lowtide.plan import registry
@@ -137,28 +140,43 @@ class Improvements:
         self._begun: list[tuple[Problem, PlanJob]] = []
         self._under_way: list[Improvement] = []
 
-    def solve(self, problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
-        """Return the plan of `planner`, or a quick one while that is being made; it may not fit, if none does."""
+    def solve(
+        self, problem: Problem, planner: AbstractPlanner, progress: Progress, others: Sequence[Plan] = ()
+    ) -> Plan:
+        """Return the plan of `planner`, or a quick one while that is being made; it may not fit, if none does.
+
+        Args:
+            problem: The question.
+            planner: Who is asked.
+            progress: Is told what is being done.
+            others: Plans of other graphs. Where one has the same ops, for other shapes, its schedule may serve at once.
+        """
         if self.patience is None or not isinstance(planner, Auto) or problem.fits(problem.baseline):
             return solve_or_nearest(problem, planner, progress)
         known = known_plan(problem, planner)
-        if known is not None or (self.patience > 0 and len(problem.graph.ops) <= _SMALL_OPS):
+        adopted = _adopted(problem, others)
+        is_small = len(problem.graph.ops) <= _SMALL_OPS and self.patience > 0 and not adopted
+        if known is not None or is_small:
             return known or solve_or_nearest(problem, planner, progress)
         self._abandon()
         job = PlanJob(problem, planner)
         try:
-            return self._first(problem, planner, job, progress)
+            return self._first(problem, planner, job, progress, adopted)
         except BaseException:
             job.close()
             raise
 
-    def _first(self, problem: Problem, planner: AbstractPlanner, job: PlanJob, progress: Progress) -> Plan:
+    def _first(
+        self, problem: Problem, planner: AbstractPlanner, job: PlanJob, progress: Progress, adopted: Sequence[Plan]
+    ) -> Plan:
         assert self.patience is not None
+        patience = 0.0 if adopted else self.patience
         started = time.monotonic()
         progress("making a first plan")
-        quick = solve(problem, registry.get(_QUICK), throw=False)
+        made = solve(problem, registry.get(_QUICK), throw=False)
+        quick = min((made, *adopted), key=lambda plan: (not plan.fits, plan.trace.seconds))
         progress("waiting for the best plan")
-        if job.wait(self.patience - (time.monotonic() - started)) or not quick.fits:
+        if job.wait(patience - (time.monotonic() - started)) or not quick.fits:
             while not job.wait(60.0):
                 pass
             # Where there can be no process, or it is lost, the plan is made here.
@@ -211,3 +229,17 @@ class Improvements:
                 self._under_way.remove(each)
         if graphs is None:
             self._abandon()
+
+
+def _adopted(problem: Problem, others: Sequence[Plan]) -> list[Plan]:
+    """Return plans for `problem` with the schedules of plans for the same ops on other shapes, if they fit."""
+    found = []
+    for schedule, name in {plan.schedule: plan.planner for plan in others if _is_alike(plan, problem)}.items():
+        # What may run again can depend on more than which op reads what.
+        with suppress(InvalidScheduleError):
+            found.append(replace(solve(problem, schedule, throw=False), planner=name))
+    return [plan for plan in found if plan.fits]
+
+
+def _is_alike(plan: Plan, problem: Problem) -> bool:
+    return has_same_ops(plan.problem.graph, problem.graph)

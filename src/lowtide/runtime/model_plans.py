@@ -313,8 +313,9 @@ class Session:
     def _solve(self, problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
         """Return the plan of `planner`, or a first one in its place; ranks, which must run the same, wait for it."""
         alone = num_ranks() == 1 and self.replica is None and not self._calls_plans
-        solve_it = self.improvements.solve if alone else solve_or_nearest
-        return solve_it(problem, planner, progress)
+        if not alone:
+            return solve_or_nearest(problem, planner, progress)
+        return self.improvements.solve(problem, planner, progress, self.plans)
 
     def _asked(self, unplanned_bytes: int, device: torch.device) -> AskedBudget:
         """Return the user's budget in bytes for a graph with this unplanned peak."""
