@@ -9,6 +9,7 @@ import tempfile
 import pytest
 
 CACHE = "LOWTIDE_CACHE_DIR"
+PATIENCE = "LOWTIDE_PATIENCE"
 SLOW_SECONDS = 3600
 
 pytest.register_assert_rewrite("helpers")
@@ -16,6 +17,8 @@ pytest.register_assert_rewrite("helpers")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep measured costs and plans away from the user's cache; processes of pytest-xdist share one folder."""
+    # What a test sees must not depend on how fast the machine is; tests of first plans say how long they wait.
+    os.environ.setdefault(PATIENCE, "full")
     if CACHE not in os.environ:
         os.environ[CACHE] = tempfile.mkdtemp(prefix="lowtide-tests-")
         config.add_cleanup(remove_cache)

@@ -38,6 +38,7 @@ def wrap(
     plan: Plan | StepPlan | str | Path | None = None,
     blocks: str | Sequence[str | type] = "auto",
     verify: bool = False,
+    patience: float | str | None = None,
 ) -> Model:
     """Return `model`, whose training steps from now on fit the budget; a function is returned as a new function.
 
@@ -65,13 +66,16 @@ def wrap(
             or classes of modules that are to be blocks.
         verify: Run the first training call plainly as well and compare bit for bit; and at every backward compare
             what recomputation reads with what forward read, by checksums.
+        patience: Seconds that a first call waits for the best plan; then it trains with a first one, and the best one
+            is made in the background and taken over between two steps. "full" waits for the best one. By default 2, or
+            what the environment variable `LOWTIDE_PATIENCE` says.
     """
     from torch import nn
 
     from lowtide.runtime.wrap import wrap_function, wrap_module
     from lowtide.settings import Settings
 
-    settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks)
+    settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks, patience=patience)
     if isinstance(model, nn.Module):
         wrap_module(model, settings, verify=verify)
         return model
@@ -101,11 +105,15 @@ def unwrap(model: Model) -> Model:
     return wrapped.plain  # type: ignore[return-value]
 
 
-def plans(model: Callable[..., Any]) -> list[Plan | StepPlan]:
+def plans(model: Callable[..., Any], *, wait: bool = False) -> list[Plan | StepPlan]:
     """Return the plans made so far for a wrapped model, one for each captured graph, or for the chains in a model.
 
     If the step consists of several blocks, the first is the `StepPlan` of all of it, and the plans that its blocks run
-    come behind it.
+    come behind it. `plan.stage` says whether a better plan is being made in the background.
+
+    Args:
+        model: What was wrapped.
+        wait: Wait until nothing is planned in the background any more; the next step runs the plans returned.
     """
     from lowtide.blocks.layers import chains_in
 
@@ -113,6 +121,8 @@ def plans(model: Callable[..., Any]) -> list[Plan | StepPlan]:
     if chains:
         return [plan for each in chains for plan in each.plans]
     session = _wrapped(model).session
+    if wait:
+        session.improvements.finish()
     step = session.step_plan()
     return [*session.plans] if step is None else [step, *step.block_plans, *session.plans]
 

@@ -37,6 +37,11 @@ def plan_cache_is_on() -> bool:
     return os.environ.get("LOWTIDE_PLAN_CACHE", "1") not in ("0", "")
 
 
+def patience_text() -> str | None:
+    """Return what `LOWTIDE_PATIENCE` says about how long first calls may wait for the best plan, or None."""
+    return os.environ.get("LOWTIDE_PATIENCE") or None
+
+
 def shows_compiler_messages() -> bool:
     """Return True if the user has asked for PyTorch's own messages: `LOWTIDE_DEBUG=1`, or PyTorch's `TORCH_LOGS`."""
     return os.environ.get(_DEBUG, "0") not in ("0", "") or bool(os.environ.get("TORCH_LOGS"))

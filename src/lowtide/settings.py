@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.costs.resolve import check_source
+from lowtide.environment import patience_text
 from lowtide.errors import InvalidBudgetError, InvalidOptionError
 from lowtide.graph.costs import Costs
 from lowtide.plan import registry
@@ -18,7 +19,11 @@ from lowtide.step.load import load
 from lowtide.step.plan import StepPlan
 from lowtide.units import Budget, parse_budget
 
-_OPTIONS = ("budget", "planner", "costs", "plan")
+_OPTIONS = ("budget", "planner", "costs", "plan", "patience")
+# Seconds that a first call waits for the best plan. Graphs of a few hundred ops are planned in that time, and nobody
+# looks at a first step that takes so much longer; set on bench-start.
+PATIENCE_SECONDS = 2.0
+_ENDLESS = "full"
 # Modules that are blocks of the step: found by lowtide, none, or those with these names or of these classes.
 Blocks = str | tuple[str | type, ...]
 
@@ -34,6 +39,7 @@ class Settings:
         plan: A plan to use for the graph, or the blocks, it was made for.
         blocks: "auto", "whole", or names and classes of the modules that are blocks of the step.
         parallel: The processes that training is planned for without them; None for one process, and where they train.
+        patience: Seconds that a first call waits for the best plan; None if it waits until it is there.
     """
 
     budget: Budget | None
@@ -42,6 +48,7 @@ class Settings:
     plan: Plan | StepPlan | None = None
     blocks: Blocks = "auto"
     parallel: Parallel | None = None
+    patience: float | None = None
 
     @staticmethod
     def make(
@@ -52,6 +59,7 @@ class Settings:
         plan: Plan | StepPlan | str | Path | None = None,
         blocks: str | Sequence[str | type] = "auto",
         parallel: Parallel | str | None = None,
+        patience: float | str | None = _ENDLESS,
     ) -> Settings:
         """Return checked settings; everything that can be wrong with them is found here."""
         if budget is None and plan is None:
@@ -67,6 +75,7 @@ class Settings:
             plan=load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
             blocks=_blocks(blocks),
             parallel=Parallel.parse(parallel),
+            patience=_patience(patience),
         )
 
     @staticmethod
@@ -77,7 +86,7 @@ class Settings:
             raise InvalidOptionError(
                 f"Unknown options {unknown} for the lowtide backend; there are {', '.join(_OPTIONS)}."
             )
-        return Settings.make(**(options or {}))
+        return Settings.make(**{"patience": None, **(options or {})})
 
 
 def _planner(planner: str | AbstractPlanner) -> AbstractPlanner:
@@ -99,6 +108,28 @@ def _blocks(blocks: object) -> Blocks:
         f'blocks={blocks!r} is not "auto", "whole" or a list of modules. Give their names or classes, such as '
         'blocks=["encoder.layers.0", "encoder.layers.1"] or blocks=[DecoderLayer].'
     )
+
+
+def _patience(patience: object) -> float | None:
+    """Return the seconds that a first call waits; None if it waits for the whole plan."""
+    if patience is None:
+        said = patience_text()
+        return PATIENCE_SECONDS if said is None else _patience(_number(said))
+    if patience == _ENDLESS:
+        return None
+    if isinstance(patience, int | float) and not isinstance(patience, bool) and 0 <= patience < float("inf"):
+        return float(patience)
+    raise InvalidOptionError(
+        f'patience={patience!r} is neither a number of seconds nor "full". Pass 0 to train at once with a first plan, '
+        'a number of seconds to wait so long for the best one, or "full" to wait until it is there.'
+    )
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _checked_plan(plan: Plan | StepPlan | None) -> Plan | StepPlan | None:

@@ -1,3 +1,4 @@
+import dataclasses
 import threading
 import warnings
 
@@ -82,6 +83,53 @@ def test_equal_ops_are_measured_once(monkeypatch):
     costs = measured.measure_costs(program(*same, call(aten.relu.default, fake(3, 3).t())), cache=False)
     assert len(seen) == 2 * clock.OPS.sweeps
     assert costs.seconds == (1.0,) * 5
+
+
+def second_sweep(monkeypatch, seconds, *calls, **policy):
+    """Return the sizes of the arguments of the ops that are measured again, given what each size takes."""
+    monkeypatch.setattr(measured, "OPS", dataclasses.replace(clock.OPS, **policy))
+    seen = []
+
+    def measure(one, device, enough, known=None):
+        size = one[1][0].shape[0]
+        if known is not None:
+            seen.append(size)
+        return measured.OpCost(seconds[size], 0)
+
+    monkeypatch.setattr(measured, "_measure", measure)
+    measured.measure_costs(program(*calls), cache=False)
+    return seen
+
+
+def relu(size):
+    return call(aten.relu.default, fake(size))
+
+
+def test_ops_that_take_most_of_the_step_are_measured_again_first(monkeypatch):
+    # The one of size 3 runs four times.
+    calls = (relu(2), relu(3), relu(4), relu(3), relu(3), relu(3))
+    assert second_sweep(monkeypatch, {2: 1.0, 3: 0.5, 4: 1.5}, *calls) == [3, 4, 2]
+
+
+def test_ops_that_take_next_to_nothing_are_not_measured_again(monkeypatch):
+    assert second_sweep(monkeypatch, {2: 1.0, 3: 1e-9, 4: 1e-3}, relu(2), relu(3), relu(4)) == [2, 4]
+
+
+def test_measuring_again_ends_when_the_time_is_up(monkeypatch):
+    assert second_sweep(monkeypatch, {2: 1.0, 3: 2.0}, relu(2), relu(3), again_seconds=0.0) == []
+
+
+def test_an_op_that_takes_long_runs_three_times_in_all(monkeypatch):
+    ran = []
+
+    def slow(run, device):
+        ran.append(run)
+        return 5.0
+
+    monkeypatch.setattr(measured, "seconds_of", slow)
+    monkeypatch.setattr(measured, "_workspace_bytes", lambda run, *_: ran.append(run) or 0)
+    measured.measure_costs(program(relu(3)), cache=False)
+    assert len(ran) == 3
 
 
 def test_a_time_spoilt_in_one_sweep_does_not_count(monkeypatch):

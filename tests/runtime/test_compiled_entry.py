@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +18,7 @@ import lowtide
 from lowtide.pytorch.compiler.changing_floats import changing_floats
 from lowtide.pytorch.storages import same_bits
 from lowtide.runtime import compiled_entry
+from lowtide.runtime.wrapped import wrapped_of
 
 INFINITY = float("inf")
 NAN = float("nan")
@@ -95,6 +99,59 @@ class Halves(nn.Module):
         hidden = self.first(x).relu()
         torch._dynamo.graph_break()
         return self.second(hidden).square().sum()
+
+
+def trained(model: nn.Module, rows: int) -> list[torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(rows)
+    model(torch.randn(rows, 4)).backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+class Whole(nn.Module):
+    """One graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu()).square().sum()
+
+
+@pytest.mark.filterwarnings("ignore::lowtide.errors.LowtideWarning")
+@pytest.mark.parametrize("kind", [Whole, Halves])
+def test_there_may_be_any_number_of_shapes(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_entry, "MOST_RECOMPILATIONS", 2)
+    monkeypatch.setattr(compiled_entry, "MOST_SHAPES", 3)
+    monkeypatch.setattr(compiled_entry._all_entries, "limit", 0)
+    torch.manual_seed(0)
+    plain = kind()
+    model = lowtide.wrap(copy.deepcopy(plain), budget="1GiB", costs="analytic")
+    for rows in (2, 3, 4, 5, 6, 2, 6):
+        expected, found = trained(plain, rows), trained(model, rows)
+        assert all(same_bits(one, other) for one, other in zip(expected, found, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::lowtide.errors.LowtideWarning")
+def test_shapes_that_are_dropped_leave_nothing_behind_and_those_in_use_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_entry, "MOST_SHAPES", 2)
+    model = lowtide.wrap(Whole(), budget="1GiB", costs="analytic")
+    wrapped = wrapped_of(model)
+    assert wrapped is not None
+    trained(model, 2)
+    code = weakref.ref(wrapped._entry._for_shapes((torch.Size((2, 4)),)))
+    for rows in (3, 2, 4, 2):
+        trained(model, rows)
+    # The one for 3 rows was used longest ago.
+    assert wrapped.session.num_compiled == 3
+    assert code() is not None
+    for rows in (5, 6):
+        trained(model, rows)
+    gc.collect()
+    assert code() is None
+    trained(model, 2)
+    assert wrapped.session.num_compiled == 6
 
 
 def test_as_many_models_of_a_class_as_one_likes_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,18 +40,23 @@ class OpTiming:
     """How the ops of a program are timed.
 
     Attributes:
-        repeats: For one op. The first run is often slow, so there are at least three; tiny ops reach 50 in no time.
+        repeats: For one op. Tiny ops reach 50 in no time; an op that takes longer than the seconds runs once in a
+            sweep, for training waits.
         program_seconds: All ops of a program together take about so long at most; with many ops each gets less.
-        sweeps: All ops are timed so often, one after the other. What disturbs the machine for a second spoils all times
-            of an op, rarely twice.
+        sweeps: Ops are timed so often, one after the other. What disturbs the machine for a second spoils all times
+            of an op, rarely twice. After the first sweep those come first that take most of the step.
+        again_seconds: The sweeps after the first one together take about so long at most. Set on bench-start.
+        share: Ops that take less of a step than this are timed in the first sweep only.
         agreement: Two times agree if the longer one is at most so many times the shorter.
         patience: An op whose two shortest times do not agree is timed up to so many times as long; on a busy machine
             they may not agree soon.
     """
 
-    repeats: Repeats = Repeats(fewest=3, most=50, seconds=0.01)
+    repeats: Repeats = Repeats(fewest=1, most=50, seconds=0.01)
     program_seconds: float = 2.0
     sweeps: int = 2
+    again_seconds: float = 2.0
+    share: float = 1e-4
     agreement: float = 1.3
     patience: int = 5
 

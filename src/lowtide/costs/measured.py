@@ -7,7 +7,9 @@ without; the number of threads changes it. That is why running ops one by one pr
 from __future__ import annotations
 
 import math
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -165,7 +167,7 @@ def measure_costs(program: Calls, *, progress: Progress = silent, cache: bool = 
     calls: dict[str, Call] = {}
     firsts = [_enter(program.call(op), calls) for op in ops]
     replays = [_enter(program.replay_call(op), calls) for op in ops]
-    table = _look_up(calls, program.device, progress, cache)
+    table = _look_up(calls, Counter(firsts), program.device, progress, cache)
     runs = [(table.get(first, _FREE), table.get(replay, _FREE)) for first, replay in zip(firsts, replays, strict=True)]
     return Costs(
         seconds=tuple(first.seconds for first, _ in runs),
@@ -183,7 +185,9 @@ def _enter(call: Call | None, calls: dict[str, Call]) -> str:
     return key
 
 
-def _look_up(calls: dict[str, Call], device: torch.device, progress: Progress, cache: bool) -> dict[str, OpCost]:
+def _look_up(
+    calls: dict[str, Call], counts: Counter[str], device: torch.device, progress: Progress, cache: bool
+) -> dict[str, OpCost]:
     store = CostCache(devices.describe(device)) if cache else None
     remote = {key: estimate(call, nearest(device)) for key, call in calls.items() if communicates(call)}
     stored = {} if store is None else {key: cost for key in calls if (cost := store.get(key)) is not None}
@@ -193,7 +197,7 @@ def _look_up(calls: dict[str, Call], device: torch.device, progress: Progress, c
     failures: dict[str, str] = {}
     try:
         if missing:
-            _measure_in_thread(missing, device, progress, fresh, failures)
+            _measure_in_thread(missing, counts, device, progress, fresh, failures)
     finally:
         if store is not None:
             store.add(fresh)
@@ -203,6 +207,7 @@ def _look_up(calls: dict[str, Call], device: torch.device, progress: Progress, c
 
 def _measure_in_thread(
     calls: dict[str, Call],
+    counts: Counter[str],
     device: torch.device,
     progress: Progress,
     found: dict[str, OpCost],
@@ -218,7 +223,7 @@ def _measure_in_thread(
     try:
         with ThreadPoolExecutor(1, "lowtide-measure") as pool:
             try:
-                pool.submit(_measure_all, calls, device, progress, found, failures, stop).result()
+                pool.submit(_measure_all, calls, counts, device, progress, found, failures, stop).result()
             finally:
                 stop.set()
     finally:
@@ -228,6 +233,7 @@ def _measure_in_thread(
 
 def _measure_all(
     calls: dict[str, Call],
+    counts: Counter[str],
     device: torch.device,
     progress: Progress,
     found: dict[str, OpCost],
@@ -235,13 +241,14 @@ def _measure_all(
     stop: Event,
 ) -> None:
     enough = min(OPS.repeats.seconds, OPS.program_seconds / len(calls)) / OPS.sweeps
+    until = math.inf
     for sweep in range(OPS.sweeps):
-        for number, (key, call) in enumerate(calls.items(), start=1):
-            if stop.is_set():
+        keys = list(calls) if sweep == 0 else _dearest(found, counts)
+        for number, key in enumerate(keys, start=1):
+            if stop.is_set() or time.monotonic() > until:
                 return
-            if key in failures:
-                continue
-            progress(f"measuring op {number} of {len(calls)}{' again' * sweep}: {target_name(call[0])}")
+            call = calls[key]
+            progress(f"measuring op {number} of {len(keys)}{' again' * sweep}: {target_name(call[0])}")
             known = found.get(key)
             try:
                 cost = _measure(call, device, enough, known)
@@ -250,6 +257,14 @@ def _measure_all(
                 found.pop(key, None)
             else:
                 found[key] = cost
+        until = min(until, time.monotonic() + OPS.again_seconds)
+
+
+def _dearest(found: dict[str, OpCost], counts: Counter[str]) -> list[str]:
+    """Return the ops that take a part of the step worth knowing, those first that take most of it."""
+    taken = {key: max(counts[key], 1) * cost.seconds for key, cost in found.items()}
+    least = OPS.share * sum(taken.values())
+    return sorted((key for key in taken if taken[key] >= least), key=lambda key: -taken[key])
 
 
 def _measure(call: Call, device: torch.device, enough: float, known: OpCost | None = None) -> OpCost:

@@ -191,3 +191,14 @@ def _read_by_backward(graph: Graph, value: ValueId) -> bool:
 
 def _last_forward_reader(graph: Graph, value: ValueId) -> OpId:
     return max((reader for reader in graph.readers[value] if graph.is_forward(reader)), default=-1)
+
+
+def has_same_ops(one: Graph, other: Graph) -> bool:
+    """Return True if the ops of two graphs read and make the same values, by their numbers."""
+    if len(one.ops) != len(other.ops) or len(one.values) != len(other.values) or one.boundary != other.boundary:
+        return False
+    return one.outputs == other.outputs and all(
+        (a.inputs, a.outputs, a.random, bool(a.pinned), a.first_run_only)
+        == (b.inputs, b.outputs, b.random, bool(b.pinned), b.first_run_only)
+        for a, b in zip(one.ops, other.ops, strict=True)
+    )

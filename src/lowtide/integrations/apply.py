@@ -33,11 +33,19 @@ class WrapOptions:
     plan: Plan | StepPlan | str | Path | None = None
     blocks: str | Sequence[str | type] = "auto"
     verify: bool = False
+    patience: float | str | None = None
     report: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Check every option."""
-        Settings.make(budget=self.budget, planner=self.planner, costs=self.costs, plan=self.plan, blocks=self.blocks)
+        Settings.make(
+            budget=self.budget,
+            planner=self.planner,
+            costs=self.costs,
+            plan=self.plan,
+            blocks=self.blocks,
+            patience=self.patience,
+        )
         if self.report is not None:
             check_report_path(self.report)
 
@@ -52,6 +60,7 @@ class WrapOptions:
                 plan=self.plan,
                 blocks=self.blocks,
                 verify=self.verify,
+                patience=self.patience,
             )
 
     def write_report(self, model: nn.Module) -> bool:

@@ -42,6 +42,7 @@ class LowtideCallback(Callback):
         plan: As for `lowtide.wrap`.
         blocks: As for `lowtide.wrap`.
         verify: As for `lowtide.wrap`.
+        patience: As for `lowtide.wrap`.
         report: Where to write a report after the first step: .html, .png, .svg or .txt.
     """
 
@@ -55,11 +56,19 @@ class LowtideCallback(Callback):
         plan: Plan | StepPlan | str | Path | None = None,
         blocks: str | Sequence[str | type] = "auto",
         verify: bool = False,
+        patience: float | str | None = None,
         report: str | os.PathLike[str] | None = None,
     ) -> None:
         self._module = module
         self._watch = ModelWatch(
-            budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks, verify=verify, report=report
+            budget=budget,
+            planner=planner,
+            costs=costs,
+            plan=plan,
+            blocks=blocks,
+            verify=verify,
+            patience=patience,
+            report=report,
         )
 
     @property

@@ -107,7 +107,7 @@ def handover(program: Program, schedule: Schedule, spare: tuple[Program, Schedul
     """Return what the backward passes of `schedule`, and of `spare`, read of forward."""
     served = [(program, schedule), *([spare] if spare else [])]
     saved = dict.fromkeys(value for each in served for value in saved_values(*each))
-    owed = dict.fromkeys(position for each, _ in served for position in _accumulated(each))
+    owed = dict.fromkeys(position for each, _ in served for position in accumulated(each))
     handles = [position for position in owed if program.values[program.primals[position]] not in saved]
     return Handover(tuple(saved), tuple(handles))
 
@@ -315,7 +315,7 @@ class _Emitter:
 def _run_backward(program: Program, schedule: Schedule, backward: _Emitter) -> list[Any]:
     """Emit the backward pass; a parameter's gradient is accumulated right after the op that completes it."""
     owed: dict[OpId, list[int]] = {}
-    for position in _accumulated(program):
+    for position in accumulated(program):
         value = program.values[program.backward_outputs[position]]
         owed.setdefault(program.graph.values[value].producer, []).append(position)  # type: ignore[arg-type]
     last_run = {op: step for step, op in enumerate(schedule.backward)}
@@ -337,7 +337,7 @@ def _run_backward(program: Program, schedule: Schedule, backward: _Emitter) -> l
     ]
 
 
-def _accumulated(program: Program) -> list[int]:
+def accumulated(program: Program) -> list[int]:
     """Return the positions of the parameters whose gradient a backward op makes."""
     return [
         position

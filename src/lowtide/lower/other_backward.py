@@ -13,6 +13,7 @@ from torch import fx
 
 from lowtide.capture.program import Program
 from lowtide.errors import InvalidScheduleError, UnsupportedBackwardError
+from lowtide.graph.analysis import has_same_ops
 from lowtide.graph.ir import Graph, OpId, ValueId
 from lowtide.lower.emit_graphs import Frame, lower_backward, repeated_ops, saved_values
 from lowtide.schedule.expand import expand
@@ -32,7 +33,7 @@ def schedule_of(other: Program, planned: Program, schedule: Schedule, kept: Coll
         schedule: The plan's.
         kept: What may be read of forward; the rest is recomputed where the planned schedule does not serve.
     """
-    if _has_same_ops(other.graph, planned.graph):
+    if has_same_ops(other.graph, planned.graph):
         if set(saved_values(other, schedule)) <= set(saved_values(planned, schedule)):
             return schedule
         return expand(other.graph, kept)
@@ -51,17 +52,6 @@ def lower_other_backward(other: Program, schedule: Schedule, frame: Frame) -> fx
             f"reads what forward has not kept ({', '.join(names)}). Compute the whole loss inside of the model."
         )
     return lower_backward(other, schedule, frame)
-
-
-def _has_same_ops(one: Graph, other: Graph) -> bool:
-    """Return True if the ops of two graphs read and make the same values, by their numbers."""
-    if len(one.ops) != len(other.ops) or len(one.values) != len(other.values) or one.boundary != other.boundary:
-        return False
-    return one.outputs == other.outputs and all(
-        (a.inputs, a.outputs, a.random, bool(a.pinned), a.first_run_only)
-        == (b.inputs, b.outputs, b.random, bool(b.pinned), b.first_run_only)
-        for a, b in zip(one.ops, other.ops, strict=True)
-    )
 
 
 def _what_is_left(program: Program, schedule: Schedule, other: Program, kept: Collection[ValueId]) -> Schedule:

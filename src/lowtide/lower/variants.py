@@ -117,12 +117,14 @@ class VariantSwitch:
         num_outputs: How many of a forward's results are the graph's outputs.
         borders: Values that are inputs or outputs of the graph.
         director: Chooses.
+        room: How many tensors a variant may hand over that is added later.
     """
 
-    variants: tuple[LazyVariant, ...]
+    variants: Sequence[LazyVariant]
     num_outputs: int
     borders: frozenset[ValueId]
     director: Director
+    room: int = 0
 
     @property
     def forward_graph(self) -> fx.GraphModule:
@@ -200,7 +202,7 @@ class VariantSwitch:
 
     @cached_property
     def _slots(self) -> int:
-        return max(variant.num_slots for variant in self.variants)
+        return max(self.room, *(variant.num_slots for variant in self.variants))
 
 
 def _num_slots(lowered: Lowered) -> int:

@@ -155,6 +155,11 @@ def solve_once(problem: Problem, planner: AbstractPlanner, progress: Progress) -
     return plan
 
 
+def known_plan(problem: Problem, planner: AbstractPlanner) -> Plan | None:
+    """Return the plan that `planner` made for `problem` before, or None."""
+    return plan_store().get(problem, planner) if plan_cache_is_on() else None
+
+
 def solve_or_nearest(problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
     """Return the plan that `planner` makes, also if the one of least peak that it knows does not fit the budget."""
     try:

@@ -49,6 +49,11 @@ def name_of(planner: AbstractPlanner) -> str:
     return next((name for name, known in _known().items() if known is planner), type(planner).__name__)
 
 
+def registered(planner: AbstractPlanner) -> AbstractPlanner:
+    """Return the planner of the registry that equals `planner`, which came from another process; else itself."""
+    return next((known for known in _known().values() if known == planner), planner)
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all planners."""
     return tuple(_known())

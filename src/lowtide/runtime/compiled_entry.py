@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import types
-from collections import defaultdict
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -20,14 +20,17 @@ from lowtide.pytorch.compiler.tracing import (
     trace_inference_mode_as_no_grad,
     tracing_options,
 )
+from lowtide.pytorch.nested import tensor_leaves
 from lowtide.runtime.backend import Backend
 from lowtide.runtime.entry_points import planned_call
 from lowtide.runtime.input_branches import Originals, Variants, expecting_branches
 from lowtide.runtime.log_noise import without_compiler_logs
 from lowtide.runtime.masked_writes import leave_masked_writes_to_eager
 
-# PyTorch's own limit is 8, which a model with a dozen input shapes reaches; each one takes seconds.
+# PyTorch's own limit is 8, which a model that reads a dozen values of Python attributes reaches; each takes seconds.
 MOST_RECOMPILATIONS = 64
+# Shapes whose code is kept; that of a large model takes some tens of megabytes.
+MOST_SHAPES = 64
 # Few enough to warn early: at seconds each, this many are noticed.
 _MANY_RECOMPILATIONS = 6
 
@@ -46,7 +49,9 @@ class _AllEntries:
 class Entry:
     """`plain`, compiled by `backend`.
 
-    The compiler keeps its cache, and counts recompilations, per code object: models must not share one.
+    The compiler keeps its cache, and counts recompilations, per code object: models must not share one. Shapes do not
+    either, so that there may be any number of them. Where there are very many, the code of the least recently used is
+    dropped.
 
     Args:
         plain: The function.
@@ -80,14 +85,20 @@ class Entry:
         def entry(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **kwargs)
 
-        own = types.FunctionType(entry.__code__.replace(), entry.__globals__, "entry", None, entry.__closure__)
-        self._planned = torch.compile(own, backend=backend, dynamic=False, fullgraph=whole)
+        def compiled() -> Callable[..., Any]:
+            own = types.FunctionType(entry.__code__.replace(), entry.__globals__, "entry", None, entry.__closure__)
+            return torch.compile(own, backend=backend, dynamic=False, fullgraph=whole)
+
+        self._compiled = compiled
+        self._most = MOST_RECOMPILATIONS + instances
+        _all_entries.limit += self._most
+        self._by_shapes: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
         self._floats: Floats = {}
         self._recurrent = recurrent
-        _all_entries.limit += MOST_RECOMPILATIONS + instances
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `plain` returns."""
+        planned = self._for_shapes(_shapes((args, kwargs)))
         branches = expecting_branches(self._variants, self._originals)
         options = tracing_options(
             ignored_functions=_LOGGING_FUNCTIONS, recompile_limit=_all_entries.limit, recurrent=self._recurrent
@@ -104,7 +115,19 @@ class Entry:
         with ExitStack() as stack:
             for each in surroundings:
                 stack.enter_context(each)
-            return self._planned(*args, **kwargs)
+            return planned(*args, **kwargs)
+
+    def _for_shapes(self, shapes: Hashable) -> Callable[..., Any]:
+        """Return the function that is compiled for arguments of these shapes."""
+        found = self._by_shapes.get(shapes)
+        if found is None:
+            if self._by_shapes:
+                _all_entries.limit += self._most
+            found = self._by_shapes[shapes] = self._compiled()
+            if len(self._by_shapes) > MOST_SHAPES:
+                self._by_shapes.popitem(last=False)
+        self._by_shapes.move_to_end(shapes)
+        return found
 
     def revive(self) -> None:
         """Let the compiler try again what it leaves alone because a call ended with an error.
@@ -126,9 +149,14 @@ def warn_of_recompilations(calls: int) -> None:
         warn(
             f"This model has been compiled {calls} times, once for each input shape and each value of Python "
             "attributes it reads (TORCH_LOGS=recompiles shows which). Every time takes seconds, and after "
-            f"{MOST_RECOMPILATIONS} training stops with an error. Pad inputs to fewer shapes, and keep changing "
-            "numbers in tensors."
+            f"{MOST_RECOMPILATIONS} values for one shape training stops with an error. Pad inputs to fewer shapes, and "
+            "keep changing numbers in tensors."
         )
+
+
+def _shapes(arguments: Any) -> Hashable:
+    """Return the shapes of the tensors in the arguments of a call."""
+    return tuple(each.shape for each in tensor_leaves(arguments))
 
 
 def _logging_functions() -> set[Callable[..., Any]]:

@@ -63,10 +63,17 @@ class LateLayouts:
 
     _waiting: list[Late] = field(default_factory=list)
     _expected: list[tuple[Graph, Arrived]] = field(default_factory=list)
+    _seen: list[tuple[Graph, Arrived]] = field(default_factory=list)
 
     def add(self, late: Late) -> None:
         """Note that a backward pass runs for other layouts than planned."""
         self._waiting.append(late)
+        if late.arrived not in self.seen(late.graph):
+            self._seen.append((late.graph, late.arrived))
+
+    def seen(self, graph: Graph) -> list[Arrived]:
+        """Return the gradients that have come for `graph` in other layouts than planned."""
+        return [arrived for known, arrived in self._seen if known == graph]
 
     def take(self) -> list[Late]:
         """Return those that wait, and let them wait no longer."""

@@ -34,6 +34,7 @@ from lowtide.pytorch.compiler.known_breaks import KnownBreaks
 from lowtide.pytorch.compiler.tracing import num_graph_breaks
 from lowtide.pytorch.process_groups import num_ranks
 from lowtide.runtime.given_plan import given_menu, is_made_for, made_for_another_graph, made_for_other_blocks
+from lowtide.runtime.improvements import Improvements
 from lowtide.runtime.late_layouts import LateLayouts
 from lowtide.runtime.model_state import ops_unchanged
 from lowtide.runtime.peak_watch import Corrections
@@ -91,6 +92,8 @@ class Session:
         self.known_breaks: KnownBreaks = {}
         self.corrections = Corrections()
         self.late = LateLayouts()
+        # Plans for a size of memory, and those that ranks share, are asked for as they are.
+        self.improvements = Improvements(None if over_budget else settings.patience, self._replace)
         self.may_exceed = over_budget
         self._calls_plans: list[Plan] = []
         self._whole_bytes = 0
@@ -173,6 +176,10 @@ class Session:
         known = measure() if is_measured(asked) else resolve_costs(program, asked, progress)
         return self.corrections.apply(program, known, measure)
 
+    def corrected(self, program: Program, costs: Costs) -> Costs:
+        """Return `costs` with what first steps have shown by now."""
+        return self.corrections.apply(program, costs, lambda: resolve_costs(program, "measured"))
+
     def begin_call(self, outside: Callable[[], Iterable[torch.Tensor]] = tuple, copied_bytes: int = 0) -> None:
         """Note that a call of the model begins: graphs handed over from now on run one after the other.
 
@@ -224,6 +231,7 @@ class Session:
         """Forget plans whose first step needed more than the budget; what was compiled with them is then stale."""
         self._price_late()
         overdrawn = self.corrections.overdrawn
+        self.improvements.stop([plan.problem.graph for plan in overdrawn])
         self.plans = [plan for plan in self.plans if plan not in overdrawn]
         self.corrections.overdrawn = []
         if isinstance(self.settings.plan, Plan) and self.settings.plan in overdrawn and not self._rejected:
@@ -249,8 +257,14 @@ class Session:
             if not keeps_promise:
                 self.corrections.overdrawn.append(plan)
             elif late.is_only or found.peak_bytes > plan.peak_bytes:
-                self.plans = [found if each is plan else each for each in self.plans]
+                self._replace(plan, found)
+                self.improvements.follow(plan, found)
                 late.watch.follow(found, late.program)
+
+    def _replace(self, before: Plan, now: Plan) -> None:
+        """Let one plan stand for another one, which ran."""
+        self.plans = [now if each == before else each for each in self.plans]
+        self._calls_plans = [now if each == before else each for each in self._calls_plans]
 
     def find_plan(self, program: Program) -> Plan:
         """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""
@@ -262,6 +276,10 @@ class Session:
         if plan not in self.plans:
             self.plans.append(plan)
         self._calls_plans.append(plan)
+        self.improvements.begin(plan)
+        if len(self._calls_plans) > 1:
+            # What the plan of one graph keeps was taken off the budgets of others.
+            self.improvements.stop()
 
     def is_given_for(self, program: Program) -> bool:
         """Return True if the user gave a plan for this very graph, and it was not rejected."""
@@ -293,11 +311,18 @@ class Session:
             cut = None if self.cuts is None else self.cuts.of_graph
             if self.may_exceed:
                 return replace(plan_or_least(problem, planner, progress), cut=cut)
-            plan = shared_plan(problem, planner, lambda: solve_or_nearest(problem, planner, progress), progress)
+            plan = shared_plan(problem, planner, lambda: self._solve(problem, planner, progress), progress)
             plan = replace(plan, cut=cut)
             if not plan.fits:
                 raise infeasible(plan, asked)
             return plan
+
+    def _solve(self, problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
+        """Return the plan of `planner`, or a first one in its place; ranks, which must run the same, wait for it."""
+        alone = num_ranks() == 1 and self.replica is None and not self._calls_plans
+        if not alone:
+            return solve_or_nearest(problem, planner, progress)
+        return self.improvements.solve(problem, planner, progress, self.plans)
 
     def _asked(self, unplanned_bytes: int, device: torch.device) -> AskedBudget:
         """Return the user's budget in bytes for a graph with this unplanned peak."""

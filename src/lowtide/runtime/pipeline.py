@@ -20,7 +20,7 @@ from lowtide.capture.program import Program
 from lowtide.errors import UnsupportedBackwardError
 from lowtide.graph.ir import ValueId
 from lowtide.lower.chunks import ChunkedBackward, Observer
-from lowtide.lower.emit_graphs import handover, lower, repeated_ops, saved_values
+from lowtide.lower.emit_graphs import Handover, accumulated, handover, lower, repeated_ops, saved_values
 from lowtide.lower.execute import LoweredVariant, backward_of
 from lowtide.lower.other_backward import lower_other_backward, schedule_of
 from lowtide.lower.read_checksums import InputChecksums
@@ -29,6 +29,7 @@ from lowtide.plan.core.problem import Problem
 from lowtide.plan.core.result import Plan
 from lowtide.pytorch.compiler.joint_graph import JointGraph
 from lowtide.pytorch.dispatch_modes import without_modes
+from lowtide.runtime.improvements import Improvement, StagedGraph
 from lowtide.runtime.late_layouts import Late
 from lowtide.runtime.model_plans import Session
 from lowtide.runtime.peak_watch import PeakWatch
@@ -53,6 +54,9 @@ def lower_joint(
     if session.is_in_parts():
         return lower_block(captured, session, losses_only=losses_only)
     planned = plan_graph(captured, session)
+    improvement = session.improvements.of(planned.plan)
+    if improvement is not None:
+        return lower_staged(planned, improvement, session, losses_only=losses_only)
     variants = choose_variants(planned)
     return lower_graph(planned, variants, session, losses_only=losses_only)
 
@@ -236,12 +240,76 @@ def _kept_in_any_case(program: Program, schedule: Schedule) -> frozenset[ValueId
     return frozenset([*saved_values(program, schedule), *(value for op in drawn for value in graph.ops[op].outputs)])
 
 
+def lower_staged(
+    planned: PlannedGraph, improvement: Improvement, session: Session, *, losses_only: bool
+) -> VariantSwitch:
+    """Return what runs a first plan, and the better one from when it is there on."""
+    captured = planned.captured
+    shared = Handover((), tuple(accumulated(captured.program)))
+    room = _room(planned)
+
+    def variant_for(plan: Plan) -> LazyVariant:
+        found = replace(planned, plan=plan)
+        variants = choose_variants(found)
+        own = handover(found.program, plan.schedule, (captured.program, variants.for_all))
+        make = partial(lower_graph, found, variants, session, losses_only=losses_only, shared=shared)
+        return LazyVariant.of(found.program, plan.schedule, own, shared, make)
+
+    def judge(found: Plan) -> bool:
+        better = replace(planned, plan=found)
+        is_slower = found.trace.seconds > planned.plan.trace.seconds
+        if is_slower or session.step.blocks or variant_for(found).num_slots > room:
+            return False
+        return not (better.expected.missing and choose_variants(better).extra_bytes) and _keeps_promise(better, session)
+
+    def better() -> Plan | None:
+        session.improvements.settle(improvement)
+        return improvement.better
+
+    improvement.judge = judge
+    director = StagedGraph([variant_for(planned.plan)], planned.plan, better, variant_for)
+    return VariantSwitch(director.variants, captured.program.num_forward_outputs, frozenset(), director, room)
+
+
+def _room(planned: PlannedGraph) -> int:
+    """Return how many tensors any plan of the graph may want to hand over.
+
+    No plan keeps all that plain training keeps, all inputs, and the states of all random ops besides; but nothing stops
+    one from keeping many small values in the place of a large one. Such a plan would not be taken over.
+    """
+    program, graph = planned.captured.program, planned.program.graph
+    plain = saved_values(program, Schedule.keep_all(program.graph))
+    inputs = [value for value, each in enumerate(graph.values) if each.producer is None]
+    random = [op for op in graph.forward if graph.ops[op].random]
+    return len({*plain, *inputs, *saved_values(planned.program, planned.plan.schedule)}) + len(random)
+
+
+def _keeps_promise(better: PlannedGraph, session: Session) -> bool:
+    """Return True if a plan fits by all that steps have shown since it was asked for."""
+    plan, promised = better.plan, better.plan.promised_bytes
+    costs = session.corrected(better.program, plan.problem.costs)
+    if Problem(plan.problem.graph, costs, promised).price(plan.schedule).peak_bytes > promised:
+        return False
+    kept = choose_variants(better).kept
+    for arrived in session.late.seen(better.captured.program.graph):
+        other = better.captured.arriving(arrived)
+        run = schedule_of(other, better.program, plan.schedule, kept)
+        if Problem(other.graph, session.costs_of(other), promised).price(run).peak_bytes > promised:
+            return False
+    return True
+
+
 def lower_graph(
-    planned: PlannedGraph, variants: BackwardVariants, session: Session, *, losses_only: bool
+    planned: PlannedGraph,
+    variants: BackwardVariants,
+    session: Session,
+    *,
+    losses_only: bool,
+    shared: Handover | None = None,
 ) -> LoweredVariant:
     """Return the graphs that run the plan, whose forward also serves the other backward passes."""
     captured, program, plan = planned.captured, planned.program, planned.plan
-    lowered = lower(program, plan.schedule, (captured.program, variants.for_all))
+    lowered = lower(program, plan.schedule, (captured.program, variants.for_all), shared=shared)
 
     watch = PeakWatch(plan, program, session.corrections)
     checks = (InputChecksums(program, plan.schedule, lowered.frame),) if session.verifies else ()

@@ -81,6 +81,7 @@ def unwrap_module(model: nn.Module) -> nn.Module:
     """Make calls of `model` run as before `wrap_module`, in place, and return it."""
     wrapped = wrapped_of(model)
     if wrapped is not None:
+        wrapped.session.improvements.stop()
         put_in_slot(trained_module(model), None)
         # They are on top: the model itself may run layers one after the other.
         if wrapped.layers is not None:

@@ -4,9 +4,7 @@ In a thread, proof and search wait for each other wherever both run Python. A pr
 which it does while the planners are asked, and has the same answers. Where it cannot be had, a thread does; where it is
 lost, a thread starts over, and what was proved before still counts.
 
-The process runs the same interpreter and none of the caller's code: a script without a guarded main part is not run
-again, what lies in the working directory is not imported, and nothing of PyTorch is loaded. It ends when the caller
-does, and at any failure; whoever asked then asks elsewhere.
+The process ends when the caller does, and at any failure; whoever asked then asks elsewhere.
 """
 
 from __future__ import annotations
@@ -15,14 +13,11 @@ import contextlib
 import os
 import pickle
 import queue
-import secrets
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from lowtide.environment import PROVER_PROCESS
@@ -30,25 +25,14 @@ from lowtide.graph.ir import OpId
 from lowtide.plan.bounds.integer_program import UNLIMITED, Limits
 from lowtide.plan.bounds.moment_selection import MomentSelector, Proof
 from lowtide.plan.bounds.relaxed_solution import schedule_of
+from lowtide.plan.core import child_process
 from lowtide.plan.core.problem import Problem
 from lowtide.schedule.steps import Schedule
 
 # By so much an answer may be late before it is given up.
 _LATE_SECONDS = 0.5
-# The package is loaded from its file: the caller's folders, if they came first, would be searched for all else, too.
-_MAIN = """
-import importlib.util, sys
-_, greeting, package, *folders = sys.argv
-sys.path += [folder for folder in folders if folder not in sys.path]
-spec = importlib.util.spec_from_file_location("lowtide", package)
-module = sys.modules["lowtide"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-from lowtide.plan.bounds.prover import serve
-serve(greeting)
-"""
 # Seconds in which a process must have said that it is ready: far more than a loaded machine takes to start one.
 _READY_SECONDS = 60.0
-_PACKAGE = Path(__file__).parents[2] / "__init__.py"
 
 
 class Prover:
@@ -160,23 +144,10 @@ class ProverProcess:
     @staticmethod
     def start() -> ProverProcess | None:
         """Start a process, which goes on by itself while it gets ready, or return None if there can be none."""
-        if not _can_start():
+        if PROVER_PROCESS in os.environ:
             return None
-        # Whatever is printed before this, by whoever has a say in how the interpreter starts, is not an answer.
-        greeting = secrets.token_hex(16)
-        folders = [folder for folder in sys.path if isinstance(folder, str) and folder]
-        command = [sys.executable, "-P", "-c", _MAIN, greeting, str(_PACKAGE), *folders]
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, PROVER_PROCESS: "1"},
-            )
-        except (OSError, ValueError):
-            return None
-        return ProverProcess(process, greeting)
+        started = child_process.start(__name__, "serve", {PROVER_PROCESS: "1"})
+        return None if started is None else ProverProcess(*started)
 
     def ask(self, problem: Problem, method: str, **arguments: Any) -> tuple[Proof, bool]:
         """Return what the method of the selector of `problem` returns, and whether that is done.
@@ -227,30 +198,11 @@ class ProverProcess:
             too_late.cancel()
 
 
-def _can_start() -> bool:
-    """Whether there is an interpreter to start: in a frozen or embedding program, the executable is that program."""
-    name = Path(sys.executable or "").name.lower()
-    if not name.startswith(("python", "pypy")) or getattr(sys, "frozen", False) or PROVER_PROCESS in os.environ:
-        return False
-    try:
-        for standard in range(3):
-            os.fstat(standard)
-    except OSError:
-        return False
-    return True
-
-
 def serve(greeting: str) -> None:
     """Answer questions until there are no more; runs in the process."""
-    # Interrupting the caller from the terminal reaches this process, too; the caller says when to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
-    # Whatever a library prints is not an answer.
-    os.dup2(2, 1)
     questions: queue.SimpleQueue[tuple[Problem | None, str, dict[str, Any]]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(questions,), daemon=True).start()
-    answers.write(f"\n{greeting}\n".encode())
-    answers.flush()
+    answers = child_process.begin_answers(greeting)
     selector: MomentSelector | None = None
     while True:
         problem, method, arguments = questions.get()

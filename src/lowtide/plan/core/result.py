@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from lowtide.plan.core.account import MemoryAccount
@@ -38,6 +38,15 @@ class Outcome(Enum):
 OUTCOMES = tuple(outcome.name for outcome in Outcome)
 
 
+class Stage(Enum):
+    """How far planning has come when a plan is in use; each value is how users read it."""
+
+    FIRST = "first"
+    """It was made quickly so that training can begin; a better one is being made."""
+    FINAL = "final"
+    """It is what the planner that was asked for has found."""
+
+
 @dataclass(frozen=True)
 class Plan(PlanFigures):
     """A schedule for a problem, priced by the simulator.
@@ -56,6 +65,7 @@ class Plan(PlanFigures):
         seconds: Time spent planning.
         account: All the memory that training takes, if the plan was made for a device or a size of memory.
         cut: Why the model is cut into blocks as it is, or into none; None if there was nothing to decide on.
+        stage: Whether a better plan is being made while this one runs. Plan files do not keep it.
     """
 
     problem: Problem
@@ -69,6 +79,8 @@ class Plan(PlanFigures):
     account: MemoryAccount | None = None
     given_bound: float | None = None
     cut: str | None = None
+    # What a plan is does not depend on it.
+    stage: Stage = field(default=Stage.FINAL, compare=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -177,6 +189,11 @@ class Plan(PlanFigures):
             f"{format_bytes(self.saved_bytes)} saved for backward",
             self.planning_line(),
         ]
+
+    def planning_line(self) -> str:
+        """Return the line of a summary that is about planning."""
+        line = super().planning_line()
+        return line if self.stage is Stage.FINAL else f"{line}; a first plan, until a better one is made"
 
     def _proof(self) -> str:
         proof = super()._proof()
