@@ -167,18 +167,13 @@ class Session:
 
     def costs_of(self, program: Program, progress: Progress = silent) -> Costs:
         """Return what the ops of `program` take, as far as it is known by now."""
-
-        def measure() -> Costs:
-            with ops_unchanged(program.calls):
-                return shared_costs(program, lambda: resolve_costs(program, "measured", progress), progress)
-
         asked = self.settings.costs
-        known = measure() if is_measured(asked) else resolve_costs(program, asked, progress)
-        return self.corrections.apply(program, known, measure)
+        known = _measured(program, progress) if is_measured(asked) else resolve_costs(program, asked, progress)
+        return self.corrected(program, known, progress)
 
-    def corrected(self, program: Program, costs: Costs) -> Costs:
+    def corrected(self, program: Program, costs: Costs, progress: Progress = silent) -> Costs:
         """Return `costs` with what first steps have shown by now."""
-        return self.corrections.apply(program, costs, lambda: resolve_costs(program, "measured"))
+        return self.corrections.apply(program, costs, lambda: _measured(program, progress))
 
     def begin_call(self, outside: Callable[[], Iterable[torch.Tensor]] = tuple, copied_bytes: int = 0) -> None:
         """Note that a call of the model begins: graphs handed over from now on run one after the other.
@@ -341,6 +336,12 @@ class Session:
 
     def _held_bytes(self) -> int:
         return sum(plan.saved_bytes for plan in self._calls_plans)
+
+
+def _measured(program: Program, progress: Progress) -> Costs:
+    """Return the measured costs of `program`, of which all ranks measure once."""
+    with ops_unchanged(program.calls):
+        return shared_costs(program, lambda: resolve_costs(program, "measured", progress), progress)
 
 
 def _is_of(menu: Sequence[Entry], graph: Graph, costs: Costs) -> bool:
