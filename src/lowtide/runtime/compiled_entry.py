@@ -16,6 +16,7 @@ from lowtide.pytorch.compiler.changing_floats import Floats, changing_floats
 from lowtide.pytorch.compiler.known_breaks import KnownBreaks, note_breaks, noting_breaks
 from lowtide.pytorch.compiler.tracing import (
     compile_again,
+    count_functions_left_alone,
     limit_queues,
     trace_inference_mode_as_no_grad,
     tracing_options,
@@ -169,6 +170,7 @@ def _logging_functions() -> set[Callable[..., Any]]:
 _LOGGING_FUNCTIONS = _logging_functions()
 _all_entries = _AllEntries()
 leave_masked_writes_to_eager()
+count_functions_left_alone()
 limit_queues(active=lambda: planned_call.depth.here > 0)
 trace_inference_mode_as_no_grad(active=lambda: planned_call.depth.here > 0)
 note_breaks()

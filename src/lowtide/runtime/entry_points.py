@@ -37,35 +37,29 @@ class _Depth(threading.local):
 
 
 class _PlannedCall:
-    """Tells whether a planned call is going on: then `forward` is the plain one."""
+    """Tells whether a planned call is going on: then wrapped models in it, and `forward`, are plain."""
 
     def __init__(self) -> None:
-        # Read while tracing, where it becomes a constant with a guard: it can be neither a counter, which would be
-        # guarded at every value, nor one for each thread, which cannot be traced.
-        self.active_anywhere = False
         self.depth = _Depth()
-        self._anywhere = 0
-        self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         self.depth.here += 1
-        with self._lock:
-            self._anywhere += 1
-            self.active_anywhere = True
 
     def __exit__(self, *_: object) -> None:
         self.depth.here -= 1
-        with self._lock:
-            self._anywhere -= 1
-            self.active_anywhere = self._anywhere > 0
 
 
 planned_call = _PlannedCall()
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def in_planned_call() -> bool:
-    """Return True if a planned call is going on, in this thread, or in any while a function is traced."""
-    return planned_call.active_anywhere if torch.compiler.is_compiling() else planned_call.depth.here > 0
+    """Return True if a planned call is going on in this thread.
+
+    Traced, it is a constant without a guard: what is traced in a planned call runs in planned calls alone, because the
+    compiler keeps it for one backend.
+    """
+    return planned_call.depth.here > 0
 
 
 class ForwardOverride:

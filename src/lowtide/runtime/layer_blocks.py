@@ -51,7 +51,8 @@ class LayerBlocks:
     def __init__(self, layers: Layers, session: Session, make_run: MakeRun | None = None) -> None:
         self._make_run = make_run or block_run
         self.session = session
-        # Read while tracing, as `active_anywhere` of `entry_points.planned_call` is, and for the same reasons.
+        # Read while tracing, where it becomes a constant with a guard: it can be neither a counter, which would be
+        # guarded at every value, nor one for each thread, which cannot be traced.
         self.active_anywhere = False
         self.depth = _Depth()
         self._calls = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +14,7 @@ import torch
 from torch import fx
 from torch._C._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo import OptimizedModule
-from torch._dynamo.convert_frame import input_codes
+from torch._dynamo.convert_frame import ConvertFrameAssert, input_codes
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
@@ -24,7 +25,6 @@ from torch._dynamo.variables import ConstantVariable, LazyVariableTracker, Tenso
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.ctx_manager import GradModeVariable, InferenceModeVariable
 from torch._dynamo.variables.lists import DequeVariable
-from torch._guards import CompileContext
 
 from lowtide.pytorch.compiler.input_guards import guard_values
 
@@ -96,10 +96,31 @@ def compile_again() -> None:
 
 
 def num_graph_breaks() -> int:
-    """Return how often the compiler has given up tracing in this process so far: in a function, or all of one."""
-    frames = counters["frames"]
-    under_way = CompileContext.try_get() is not None
-    return sum(counters["graph_break"].values()) + frames["total"] - frames["ok"] - under_way
+    """Return how often the compiler has given up tracing so far: in a function, or all of one in this thread."""
+    return sum(counters["graph_break"].values()) + _left_alone.here
+
+
+class _LeftAlone(threading.local):
+    """How many functions the compiler has left alone as a whole, in this thread."""
+
+    here = 0
+
+
+_left_alone = _LeftAlone()
+
+
+def count_functions_left_alone() -> None:
+    """Count from now on where a function cannot be traced at all, which the compiler's own counts do not tell."""
+    convert = ConvertFrameAssert.__call__
+
+    def counted(converter: Any, *args: Any, skip: int = 0, **kwargs: Any) -> Any:
+        try:
+            return convert(converter, *args, skip=skip + 1, **kwargs)
+        except Exception:
+            _left_alone.here += 1
+            raise
+
+    ConvertFrameAssert.__call__ = counted  # type: ignore[assignment, method-assign]
 
 
 def num_graphs() -> int:
