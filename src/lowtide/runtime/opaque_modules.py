@@ -66,12 +66,6 @@ def has_recurrent_parts(model: nn.Module) -> bool:
     return not isinstance(model, nn.RNNBase) and any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
-def make_recurrent_opaque(model: nn.Module, session: Session) -> list[ForwardOverride]:
-    """Let the recurrent parts of `model`, which are never captured, run as blocks; return what undoes it."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.RNNBase) and name]
-    return [BlockForward(module, session, _opaque(_block(name, module, session), session)) for name, module in found]
-
-
 class LayerDecisions:
     """Which repeated layers of a model run as blocks, found out in a call in eager mode that keeps nothing.
 
@@ -88,11 +82,31 @@ class LayerDecisions:
         self.in_call = False
         self._lists = repeated_layers(model) if session.settings.blocks == "auto" else []
         self._pending: list[_Alike] = []
+        self._profiles_recurrent = self._make_recurrent_opaque(model)
 
     @property
     def are_open(self) -> bool:
-        """Whether there are layers on which nothing was decided yet."""
-        return bool(self._lists)
+        """Whether there are layers on which nothing was decided yet, or recurrent ones that were not profiled."""
+        return bool(self._lists) or self._profiles_recurrent
+
+    def _make_recurrent_opaque(self, model: nn.Module) -> bool:
+        """Let the recurrent parts of `model`, which are never captured, run as blocks; return whether there are any."""
+        named = [(name, each) for name, each in model.named_modules() if isinstance(each, nn.RNNBase) and name]
+        for name, module in named:
+            self.overrides.append(BlockForward(module, self.session, self._recurrent(name, module)))
+        return bool(named)
+
+    def _recurrent(self, name: str, module: nn.Module) -> Call:
+        block, plain = _block(name, module, self.session), module.forward
+        opaque = _opaque(block, self.session)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not self.in_call:
+                return opaque(*args, **kwargs)
+            profile_alone(block, args, kwargs)
+            return plain(*args, **kwargs)
+
+        return run
 
     def add(self, modules: list[tuple[str, nn.Module]]) -> None:
         """Let modules that do the same in several layers show what they are."""
@@ -104,6 +118,7 @@ class LayerDecisions:
         If `call()` does not return, nothing is decided.
         """
         lists, self._lists = self._lists, []
+        recurrent, self._profiles_recurrent = self._profiles_recurrent, False
         for name, container in lists:
             self.add(_parts(name, container))
         self.in_call = True
@@ -111,7 +126,7 @@ class LayerDecisions:
             with self.session.running():
                 call()
         except BaseException:
-            self._lists = lists
+            self._lists, self._profiles_recurrent = lists, recurrent
             for alike in self._pending:
                 alike.remove()
             raise
@@ -138,6 +153,15 @@ def repeated_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
+def profile_alone(block: OpaqueBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Profile a module where nothing of the call is held, and not in the planned call, whose budget that may exceed.
+
+    If it cannot be a block, the planned call says why.
+    """
+    with innermost_hooks_off():
+        block.refusal(args, kwargs)
+
+
 class _Alike:
     """Modules that do the same in several layers: all are blocks or none is, as the first one that is called shows.
 
@@ -160,6 +184,8 @@ class _Alike:
             if self._decisions.in_call:
                 if self._is_opaque is None:
                     self._decide(block, plain, args, kwargs)
+                elif self._is_opaque:
+                    profile_alone(block, args, kwargs)
                 return plain(*args, **kwargs)
             try:
                 return opaque(*args, **kwargs)

@@ -19,7 +19,7 @@ from lowtide.pytorch.modules import call_in_slot, plain_call, put_in_slot
 from lowtide.runtime.entry_points import override_forward
 from lowtide.runtime.layer_blocks import LayerBlocks, LayerCall
 from lowtide.runtime.model_plans import Session
-from lowtide.runtime.opaque_modules import LayerDecisions, make_recurrent_opaque
+from lowtide.runtime.opaque_modules import LayerDecisions
 from lowtide.runtime.wrapped import Wrapped, refuse_wrapped, wrapped_of
 from lowtide.settings import Settings
 
@@ -58,7 +58,6 @@ def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Mod
     wrapped = Wrapped(plain_call(model), model, session, verify=verify, layers=layers)
     put_in_slot(model, wrapped)
     wrapped.overrides = override_forward(model, wrapped.call_forward, wrapped.trains)
-    wrapped.overrides += make_recurrent_opaque(model, session)
     wrapped.decisions = LayerDecisions(model, session, wrapped.overrides)
     session.is_undecided = wrapped.decisions.are_open
     return container
