@@ -10,7 +10,7 @@ ONE_THREAD := OMP_NUM_THREADS=1
 .DEFAULT_GOAL := help
 .PHONY: help demo picture docs report-pictures browser import-graph test test-all test-torch coverage lint format \
   bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling \
-  bench-published bench-referee bench-chain bench-blocks bench-distributed bench-same curves reproduce clean
+  bench-published bench-referee bench-chain bench-blocks bench-start bench-distributed bench-same curves reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
@@ -91,6 +91,9 @@ bench-blocks: .venv/.installed-zoo ## a step of several graphs under one budget:
 	-$(BIN)/python benchmarks/blocks.py --compare
 	-$(BIN)/python benchmarks/blocks.py --meta
 	$(BIN)/python benchmarks/blocks.py --first
+
+bench-start: .venv/.installed-zoo ## seconds of the first planned step against aot_eager's
+	$(BIN)/python benchmarks/start.py
 
 bench-distributed: .venv/.installed-dev ## training in several processes: exact, budget kept on every rank, overlap of collectives
 	$(BIN)/python benchmarks/distributed.py

@@ -39,6 +39,7 @@ def wrap(
     blocks: str | Sequence[str | type] = "auto",
     verify: bool = False,
     patience: float | str | None = None,
+    on_infeasible: str = "raise",
 ) -> Model:
     """Return `model`, whose training steps from now on fit the budget; a function is returned as a new function.
 
@@ -69,13 +70,23 @@ def wrap(
         patience: Seconds that a first call waits for the best plan; then it trains with a first one, and the best one
             is made in the background and taken over between two steps. "full" waits for the best one. By default 2, or
             what the environment variable `LOWTIDE_PATIENCE` says.
+        on_infeasible: "raise" an error where no plan of a graph fits the budget, before anything is computed; or train
+            with the "least" peak known and a warning. Steps of several blocks always raise.
     """
     from torch import nn
 
     from lowtide.runtime.wrap import wrap_function, wrap_module
     from lowtide.settings import Settings
 
-    settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks, patience=patience)
+    settings = Settings.make(
+        budget=budget,
+        planner=planner,
+        costs=costs,
+        plan=plan,
+        blocks=blocks,
+        patience=patience,
+        on_infeasible=on_infeasible,
+    )
     if isinstance(model, nn.Module):
         wrap_module(model, settings, verify=verify)
         return model

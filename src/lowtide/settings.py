@@ -19,7 +19,7 @@ from lowtide.step.load import load
 from lowtide.step.plan import StepPlan
 from lowtide.units import Budget, parse_budget
 
-_OPTIONS = ("budget", "planner", "costs", "plan", "patience")
+_OPTIONS = ("budget", "planner", "costs", "plan", "patience", "on_infeasible")
 # Seconds that a first call waits for the best plan. Graphs of a few hundred ops are planned in that time, and nobody
 # looks at a first step that takes so much longer; set on bench-start.
 PATIENCE_SECONDS = 2.0
@@ -40,6 +40,7 @@ class Settings:
         blocks: "auto", "whole", or names and classes of the modules that are blocks of the step.
         parallel: The processes that training is planned for without them; None for one process, and where they train.
         patience: Seconds that a first call waits for the best plan; None if it waits until it is there.
+        takes_least: Train with the least peak known where no plan fits the budget.
     """
 
     budget: Budget | None
@@ -49,6 +50,7 @@ class Settings:
     blocks: Blocks = "auto"
     parallel: Parallel | None = None
     patience: float | None = None
+    takes_least: bool = False
 
     @staticmethod
     def make(
@@ -60,6 +62,7 @@ class Settings:
         blocks: str | Sequence[str | type] = "auto",
         parallel: Parallel | str | None = None,
         patience: float | str | None = _ENDLESS,
+        on_infeasible: str = "raise",
     ) -> Settings:
         """Return checked settings; everything that can be wrong with them is found here."""
         if budget is None and plan is None:
@@ -76,6 +79,7 @@ class Settings:
             blocks=_blocks(blocks),
             parallel=Parallel.parse(parallel),
             patience=_patience(patience),
+            takes_least=_takes_least(on_infeasible),
         )
 
     @staticmethod
@@ -123,6 +127,15 @@ def _patience(patience: object) -> float | None:
         f'patience={patience!r} is neither a number of seconds nor "full". Pass 0 to train at once with a first plan, '
         'a number of seconds to wait so long for the best one, or "full" to wait until it is there.'
     )
+
+
+def _takes_least(on_infeasible: object) -> bool:
+    if on_infeasible not in ("raise", "least"):
+        raise InvalidOptionError(
+            f'on_infeasible={on_infeasible!r} is neither "raise" nor "least": raise an error where no plan fits the '
+            "budget, or train with the least peak known and a warning."
+        )
+    return on_infeasible == "least"
 
 
 def _number(text: str) -> float | str:

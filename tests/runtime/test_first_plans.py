@@ -322,6 +322,39 @@ def rows_of(count: int) -> Any:
     return (torch.randn(count, 16),), {}
 
 
+def test_where_nothing_fits_the_least_peak_is_taken_if_that_is_asked_for() -> None:
+    model = lowtide.wrap(Wide(), budget=50_000, planner="greedy", on_infeasible="least")
+    plain = copy.deepcopy(model)
+    batch = rows_of(48)
+    with pytest.warns(lowtide.errors.LowtideWarning, match="least peak known") as warned:
+        step(model, batch)
+    plan = only_plan(model)
+    assert not plan.fits
+    assert f"{plan.peak_bytes} bytes" in str(warned[0].message)
+    step(plain, batch)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), model.parameters(), strict=True))  # type: ignore[arg-type]
+    assert peak_of(model, batch) == plan.peak_bytes
+    assert session_of(model).num_compiled == 1
+    # The same call is refused otherwise, with the same bytes.
+    lowtide.wrap(model, budget=50_000, planner="greedy")
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        step(model, batch)
+    assert refused.value.least_bytes >= plan.peak_bytes
+
+
+def test_where_a_plan_fits_nothing_is_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    model = lowtide.wrap(Wide(), budget=220_000, planner="greedy", on_infeasible="least")
+    step(model, rows_of(64))
+    assert only_plan(model).fits
+    assert not [each for each in recwarn if issubclass(each.category, lowtide.errors.LowtideWarning)]
+
+
+@pytest.mark.parametrize("option", ["warn", "", None, True, 0])
+def test_other_ways_for_what_does_not_fit_are_refused(option: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="on_infeasible"):
+        lowtide.wrap(nn.Linear(2, 2), budget="1MiB", on_infeasible=option)
+
+
 class NoJob:
     """Work in the background that never ends."""
 

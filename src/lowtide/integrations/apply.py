@@ -34,6 +34,7 @@ class WrapOptions:
     blocks: str | Sequence[str | type] = "auto"
     verify: bool = False
     patience: float | str | None = None
+    on_infeasible: str = "raise"
     report: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -45,6 +46,7 @@ class WrapOptions:
             plan=self.plan,
             blocks=self.blocks,
             patience=self.patience,
+            on_infeasible=self.on_infeasible,
         )
         if self.report is not None:
             check_report_path(self.report)
@@ -61,6 +63,7 @@ class WrapOptions:
                 blocks=self.blocks,
                 verify=self.verify,
                 patience=self.patience,
+                on_infeasible=self.on_infeasible,
             )
 
     def write_report(self, model: nn.Module) -> bool:

@@ -43,6 +43,7 @@ class LowtideCallback(Callback):
         blocks: As for `lowtide.wrap`.
         verify: As for `lowtide.wrap`.
         patience: As for `lowtide.wrap`.
+        on_infeasible: As for `lowtide.wrap`.
         report: Where to write a report after the first step: .html, .png, .svg or .txt.
     """
 
@@ -57,6 +58,7 @@ class LowtideCallback(Callback):
         blocks: str | Sequence[str | type] = "auto",
         verify: bool = False,
         patience: float | str | None = None,
+        on_infeasible: str = "raise",
         report: str | os.PathLike[str] | None = None,
     ) -> None:
         self._module = module
@@ -68,6 +70,7 @@ class LowtideCallback(Callback):
             blocks=blocks,
             verify=verify,
             patience=patience,
+            on_infeasible=on_infeasible,
             report=report,
         )
 

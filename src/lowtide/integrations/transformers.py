@@ -38,6 +38,7 @@ class LowtideCallback(TrainerCallback):
         blocks: As for `lowtide.wrap`.
         verify: As for `lowtide.wrap`.
         patience: As for `lowtide.wrap`.
+        on_infeasible: As for `lowtide.wrap`.
         report: Where to write a report after the first step: .html, .png, .svg or .txt.
     """
 
@@ -51,6 +52,7 @@ class LowtideCallback(TrainerCallback):
         blocks: str | Sequence[str | type] = "auto",
         verify: bool = False,
         patience: float | str | None = None,
+        on_infeasible: str = "raise",
         report: str | os.PathLike[str] | None = None,
     ) -> None:
         self._watch = ModelWatch(
@@ -61,6 +63,7 @@ class LowtideCallback(TrainerCallback):
             blocks=blocks,
             verify=verify,
             patience=patience,
+            on_infeasible=on_infeasible,
             report=report,
         )
 

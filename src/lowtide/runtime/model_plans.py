@@ -308,9 +308,18 @@ class Session:
                 return replace(plan_or_least(problem, planner, progress), cut=cut)
             plan = shared_plan(problem, planner, lambda: self._solve(problem, planner, progress), progress)
             plan = replace(plan, cut=cut)
-            if not plan.fits:
+            if plan.fits:
+                return plan
+            if not self.settings.takes_least or num_ranks() > 1:
                 raise infeasible(plan, asked)
-            return plan
+            least = replace(plan_or_least(problem, planner, progress), cut=cut)
+            if not least.fits:
+                warn(
+                    f"No plan within the budget of {least.budget_bytes} bytes was found for this call, so it trains "
+                    f"with the least peak known, {least.peak_bytes} bytes, which "
+                    f"{least.peak_bytes - least.budget_bytes} bytes are above it."
+                )
+            return least
 
     def _solve(self, problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
         """Return the plan of `planner`, or a first one in its place; ranks, which must run the same, wait for it."""
