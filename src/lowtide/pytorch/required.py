@@ -247,6 +247,8 @@ NAMES: tuple[PrivateName, ...] = (
         ("variables.builder.VariableBuilder.wrap_listlike", "limits traced queues"),
         ("variables.lists.DequeVariable.call_method", "limits traced queues"),
         ("guards.GuardBuilder.CONSTANT_MATCH", "limits traced queues"),
+        ("source.RandomValueSource", "leaves random floats of Python to eager"),
+        ("variables.builder.VariableBuilder.wrap_unspecialized_primitive", "leaves random floats of Python to eager"),
         ("variables.ctx_manager.GradModeVariable.create", "traces inference mode inside of training"),
         ("variables.ctx_manager.InferenceModeVariable.create", "traces inference mode inside of training"),
         ("convert_frame.compile_lock", "traces one graph at a time"),

@@ -17,6 +17,7 @@ from lowtide.pytorch.compiler.known_breaks import KnownBreaks, note_breaks, noti
 from lowtide.pytorch.compiler.tracing import (
     compile_again,
     count_functions_left_alone,
+    end_graphs_at_random_floats,
     limit_queues,
     trace_inference_mode_as_no_grad,
     tracing_options,
@@ -171,6 +172,7 @@ _LOGGING_FUNCTIONS = _logging_functions()
 _all_entries = _AllEntries()
 leave_masked_writes_to_eager()
 count_functions_left_alone()
+end_graphs_at_random_floats(active=lambda: planned_call.depth.here > 0)
 limit_queues(active=lambda: planned_call.depth.here > 0)
 trace_inference_mode_as_no_grad(active=lambda: planned_call.depth.here > 0)
 note_breaks()

@@ -17,7 +17,7 @@ from torch._dynamo import OptimizedModule
 from torch._dynamo.convert_frame import ConvertFrameAssert, input_codes
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException, Unsupported, UserError, unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, RandomValueSource
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.types import FrameAction, FrameExecStrategy  # type: ignore[attr-defined]
 from torch._dynamo.utils import counters, get_optimize_ddp_mode
@@ -261,6 +261,22 @@ def limit_queues(*, active: Callable[[], bool]) -> None:
 
     VariableBuilder.wrap_listlike = wrap_listlike  # type: ignore[assignment, method-assign]
     DequeVariable.call_method = call_method  # type: ignore[assignment, method-assign]
+
+
+def end_graphs_at_random_floats(*, active: Callable[[], bool]) -> None:
+    """End the traced graph where Python draws a random float, while `active()`; the call itself is left to eager.
+
+    Traced, the float is a tensor of 64 bits: what it is multiplied with would get that type, and other last bits.
+    """
+    wrap = VariableBuilder.wrap_unspecialized_primitive
+
+    def wrap_unspecialized_primitive(builder: Any, value: Any) -> Any:
+        if isinstance(value, float) and isinstance(builder.source, RandomValueSource) and active():
+            why = "Python draws a random float, which is no tensor in eager."
+            unimplemented(gb_type="Left to eager by lowtide", context=str(value), explanation=why, hints=[])
+        return wrap(builder, value)
+
+    VariableBuilder.wrap_unspecialized_primitive = wrap_unspecialized_primitive  # type: ignore[assignment, method-assign]
 
 
 def trace_inference_mode_as_no_grad(*, active: Callable[[], bool]) -> None:
