@@ -4,6 +4,9 @@ Recurrent modules always are. Repeated layers are where a layer cannot be captur
 the model turns out to be captured in several graphs: the model is then called once in eager mode, and the first layer
 of each list is traced by itself. A layer that cannot be a block either, as it hands out tensors by another way than its
 result, leaves it to its parts: the experts of a layer, for instance.
+
+All of them are profiled in that call, which keeps nothing: in a planned call, a profile would come on top of what the
+blocks before it keep.
 """
 
 from __future__ import annotations
