@@ -15,12 +15,9 @@ import torch.distributed as dist
 LAUNCHED = Path(__file__).with_name("launched.py")
 TORCHRUN = ("torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node=2")
 ACCELERATE = ("accelerate.commands.launch", "--num_processes=2", "--num_machines=1", "--main_process_port=0")
-SHARDED = ("--use_fsdp", "--fsdp_version=2", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP")
-LAYERS = ("--fsdp_transformer_layer_cls_to_wrap=Layer", "--fsdp_state_dict_type=SHARDED_STATE_DICT")
-# What is launched, with what, the packages that it needs, and the engine that must have been at work.
+# Accelerate shards models on accelerators alone, so its FSDP2 is not here. What is launched, with what, the packages that it needs, and the engine that must have been at work.
 LAUNCHES: dict[str, tuple[Sequence[str], str, Sequence[str], str]] = {
     "accelerate": ((*ACCELERATE, "--multi_gpu", "--mixed_precision=no"), "accelerate", ["accelerate"], "replica"),
-    "accelerate fsdp2": ((*ACCELERATE, *SHARDED, *LAYERS), "accelerate", ["accelerate"], "fsdp2"),
     "accelerate under torchrun": (TORCHRUN, "accelerate", ["accelerate"], "replica"),
     "trainer": (TORCHRUN, "trainer", ["transformers", "accelerate"], "replica"),
     "lightning": (TORCHRUN, "lightning", ["lightning"], "replica"),
