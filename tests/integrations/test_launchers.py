@@ -15,7 +15,8 @@ import torch.distributed as dist
 LAUNCHED = Path(__file__).with_name("launched.py")
 TORCHRUN = ("torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nproc-per-node=2")
 ACCELERATE = ("accelerate.commands.launch", "--num_processes=2", "--num_machines=1", "--main_process_port=0")
-# Accelerate shards models on accelerators alone, so its FSDP2 is not here. What is launched, with what, the packages that it needs, and the engine that must have been at work.
+# What is launched, with what, the packages that it needs, and the engine that must have been at work.
+# accelerate shards models (FSDP2) on accelerators alone.
 LAUNCHES: dict[str, tuple[Sequence[str], str, Sequence[str], str]] = {
     "accelerate": ((*ACCELERATE, "--multi_gpu", "--mixed_precision=no"), "accelerate", ["accelerate"], "replica"),
     "accelerate under torchrun": (TORCHRUN, "accelerate", ["accelerate"], "replica"),
