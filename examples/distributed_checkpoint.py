@@ -13,29 +13,28 @@ from lowtide.testing.models import gpt
 def training(budget=None):
     model, (tokens, targets), _ = gpt(layers=4, dim=128, heads=4, tokens=192)
     model = lowtide.wrap(model, budget=budget) if budget else model  # the one line; names in checkpoints stay
-    for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for part in (*model.blocks, model):
+        fully_shard(part)
+    optimizer = torch.optim.AdamW(model.parameters())
 
     def step():
         torch.manual_seed(0)  # dropout
         model(tokens, targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer.step(), optimizer.zero_grad()
 
     return model, optimizer, step
 
 
 dist.init_process_group("gloo")
-(model, optimizer, planned), (other, its_optimizer, plain) = training(budget="65%"), training()
-planned()
+model, optimizer, planned = training(budget="65%")
+other, its_optimizer, plain = training()
+planned()  # plans
 dcp.save(dict(zip("mo", get_state_dict(model, optimizer), strict=True)), checkpoint_id="checkpoint")
 state = dict(zip("mo", get_state_dict(other, its_optimizer), strict=True))
 dcp.load(state, checkpoint_id="checkpoint")
 set_state_dict(other, its_optimizer, model_state_dict=state["m"], optim_state_dict=state["o"])
-before, after = lowtide.measure_peak(plain) / 2**20, lowtide.measure_peak(planned) / 2**20
-same = all(torch.equal(a.to_local(), b.to_local()) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+before, after = (lowtide.measure_peak(step) / 2**20 for step in (plain, planned))
+same = all(map(torch.equal, *([each.to_local() for each in part.parameters()] for part in (model, other))))
 if dist.get_rank() == 0:
     print(f"the same: {same}; peak {before:.1f} MiB plain, {after:.1f} MiB planned, {1 - after / before:.0%} saved")
 dist.destroy_process_group()
