@@ -30,8 +30,8 @@ from lowtide.progress import Progress
 
 # The planner of first plans: some tenths of a second for a thousand ops, and rarely more than a percent behind.
 _QUICK = "greedy"
-# With any patience at all, graphs of so many ops are planned on the spot: it takes about as long as to start a process.
-_SMALL_OPS = 150
+# With any patience at all, graphs of so many ops are planned on the spot: it takes less than to start a process.
+_SMALL_OPS = 50
 
 
 # Returns whether the graph that runs a first plan can go on with this one.
