@@ -119,17 +119,16 @@ def test_measuring_again_ends_when_the_time_is_up(monkeypatch):
     assert second_sweep(monkeypatch, {2: 1.0, 3: 2.0}, relu(2), relu(3), again_seconds=0.0) == []
 
 
-def test_an_op_that_takes_long_runs_three_times_in_all(monkeypatch):
-    ran = []
-
-    def slow(run, device):
-        ran.append(run)
-        return 5.0
-
-    monkeypatch.setattr(measured, "seconds_of", slow)
-    monkeypatch.setattr(measured, "_workspace_bytes", lambda run, *_: ran.append(run) or 0)
-    measured.measure_costs(program(relu(3)), cache=False)
-    assert len(ran) == 3
+@pytest.mark.parametrize(("long_seconds", "plain"), [(0.0, 1), (100.0, 2)])
+def test_an_op_that_takes_long_runs_twice_in_all(monkeypatch, long_seconds, plain):
+    once = clock.Repeats(fewest=1, most=50, seconds=0.0)
+    monkeypatch.setattr(measured, "OPS", dataclasses.replace(clock.OPS, long_seconds=long_seconds, repeats=once))
+    ran, workspace_bytes = [], measured._workspace_bytes
+    monkeypatch.setattr(measured, "seconds_of", lambda run, device: ran.append("plain") or 5.0)
+    monkeypatch.setattr(measured, "_workspace_bytes", lambda *args: ran.append("recorded") or workspace_bytes(*args))
+    costs = measured.measure_costs(program(relu(3)), cache=False)
+    assert ran == ["recorded"] + ["plain"] * plain
+    assert (costs.seconds[0] < 5.0) == (plain == 1)
 
 
 def test_a_time_spoilt_in_one_sweep_does_not_count(monkeypatch):

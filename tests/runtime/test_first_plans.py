@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import lowtide
 from helpers.exactness import assert_same, train
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError
+from lowtide.plan import plan_cache
 from lowtide.plan.core import child_process
 from lowtide.plan.core.result import Plan, Stage
 from lowtide.plan.solve import solve
@@ -146,6 +147,41 @@ def test_a_first_plan_never_exceeds_the_budget_and_nothing_of_the_users_changes(
     assert found == {Stage.FIRST, Stage.FINAL}
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), repr(np.random.get_state()))
+
+
+def test_the_logger_is_told_what_is_planned_and_how_long_it_took(caplog: pytest.LogCaptureFixture) -> None:
+    model, batch = case("unet")
+    with caplog.at_level("INFO", "lowtide"):
+        lowtide.wrap(model, budget="60%", patience=0)
+        step(model, batch)
+        lowtide.plans(model, wait=True)
+        step(model, batch)
+    said = [each.getMessage() for each in caplog.records if each.name == "lowtide"]
+    assert [" ".join(each.split()[:2]) for each in said] == ["planning 86", "plan of", "the plan"]
+    assert "captured in" in said[0]
+    assert f"plan of {FIRST} (first)" in said[1]
+    assert "costs took" in said[1]
+    assert "the plan of auto is taken over" in said[2]
+
+
+def test_a_plan_of_an_earlier_run_is_used_at_once_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("LOWTIDE_PLAN_CACHE", "1")
+    monkeypatch.setenv("LOWTIDE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(plan_cache, "_WORTH_SECONDS", 0.0)
+    model, batch = case("unet")
+    twin = copy.deepcopy(model)
+    lowtide.wrap(model, budget="60%", patience="full")
+    step(model, batch)
+    assert not only_plan(model).is_cached
+    lowtide.wrap(twin, budget="60%", patience=0)
+    with caplog.at_level("INFO", "lowtide"):
+        step(twin, batch)
+    assert (only_plan(twin).stage, only_plan(twin).planner) == (Stage.FINAL, "auto")
+    assert only_plan(twin).is_cached
+    assert "in an earlier run" in str(only_plan(twin))
+    assert "from an earlier run" in caplog.text
 
 
 def test_patience_is_how_long_a_call_waits() -> None:

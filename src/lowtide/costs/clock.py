@@ -46,6 +46,7 @@ class OpTiming:
         sweeps: Ops are timed so often, one after the other. What disturbs the machine for a second spoils all times
             of an op, rarely twice. After the first sweep those come first that take most of the step.
         again_seconds: The sweeps after the first one together take about so long at most. Set on bench-start.
+        long_seconds: An op that takes longer runs once in the first sweep: recording its bytes does not show beside it.
         share: Ops that take less of a step than this are timed in the first sweep only.
         agreement: Two times agree if the longer one is at most so many times the shorter.
         patience: An op whose two shortest times do not agree is timed up to so many times as long; on a busy machine
@@ -56,6 +57,7 @@ class OpTiming:
     program_seconds: float = 2.0
     sweeps: int = 2
     again_seconds: float = 2.0
+    long_seconds: float = 0.01
     share: float = 1e-4
     agreement: float = 1.3
     patience: int = 5

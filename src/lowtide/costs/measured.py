@@ -22,7 +22,7 @@ from lowtide import device as devices
 from lowtide.capture.fused_op import Call, in_sequence
 from lowtide.costs.analytic import estimate
 from lowtide.costs.cache import CostCache
-from lowtide.costs.clock import OPS, seconds_of
+from lowtide.costs.clock import OPS, seconds_of, wall_time
 from lowtide.costs.collectives import communicates
 from lowtide.costs.device_table import nearest
 from lowtide.costs.op_signature import Calls, OpCost, signature, takes_graphs, target_name
@@ -284,12 +284,26 @@ def _measure_choice(call: Call, device: torch.device, enough: float, known: OpCo
     def run() -> Any:
         return target(*args, **kwargs)
 
-    times = [seconds_of(run, device)]
-    workspace_bytes = known.workspace_bytes if known else _workspace_bytes(run, (args, kwargs), device)
+    times: list[float] = []
+    if known is None:
+        workspace_bytes = _workspace_bytes(lambda: _timed(run, device, times), (args, kwargs), device)
+    else:
+        workspace_bytes = known.workspace_bytes
+    # What is recorded takes some microseconds longer.
+    if not times or times[0] < OPS.long_seconds:
+        times = [seconds_of(run, device)]
     brief, long = replace(OPS.repeats, seconds=enough), replace(OPS.repeats, seconds=OPS.patience * enough)
     while (brief if OPS.agree(times) else long).wants_more(len(times), sum(times)):
         times.append(seconds_of(run, device))
     return OpCost(min(times) if known is None else min(known.seconds, *times), workspace_bytes)
+
+
+def _timed(run: Callable[[], Any], device: torch.device, times: list[float]) -> Any:
+    """Return the result of `run()`; its time is added to `times`."""
+    start = wall_time(device)
+    result = run()
+    times.append(wall_time(device) - start)
+    return result
 
 
 def _workspace_bytes(run: Callable[[], Any], inputs: Any, device: torch.device) -> int:

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import warnings
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def _plan(data: object, key: str, problem: Problem) -> Plan | None:
     if (fields["format"], fields["version"], fields["key"]) != (FORMAT, VERSION, key):
         return None
     plan = answer_from_dict({name: fields[name] for name in FIELDS}, problem)
-    return plan if plan is not None and plan.fits else None
+    return replace(plan, is_cached=True) if plan is not None and plan.fits else None
 
 
 def _modified(file: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,7 @@ from lowtide.plan.diagnose.infeasible import AskedBudget, infeasible
 from lowtide.plan.menu import Entry, make_menu, menu_planner
 from lowtide.plan.plan_cache import solve_or_nearest
 from lowtide.plan.solve import solve
-from lowtide.progress import Progress, ProgressLine, silent
+from lowtide.progress import Progress, ProgressLine, say, silent
 from lowtide.pytorch.compiler.known_breaks import KnownBreaks
 from lowtide.pytorch.compiler.tracing import num_graph_breaks
 from lowtide.pytorch.process_groups import num_ranks
@@ -40,7 +41,7 @@ from lowtide.runtime.model_state import ops_unchanged
 from lowtide.runtime.peak_watch import Corrections
 from lowtide.settings import Settings
 from lowtide.step.plan import StepPlan
-from lowtide.units import Budget
+from lowtide.units import Budget, format_bytes, format_seconds
 
 # Each retry is one more search, and gains less than the one before.
 _MOST_RETRIES = 3
@@ -98,6 +99,7 @@ class Session:
         self._calls_plans: list[Plan] = []
         self._whole_bytes = 0
         self._rejected = False
+        self._began = time.monotonic()
         # They are counted for the whole process.
         self._breaks = num_graph_breaks()
         # Equal layers may be captured several times, each with guards of its own.
@@ -186,6 +188,7 @@ class Session:
         self._calls_plans = []
         self.ran = False
         self.failure = None
+        self._began = time.monotonic()
         self._breaks = num_graph_breaks()
         for difference in [] if self._sign is None else self._sign.differences():
             warn(difference)
@@ -297,29 +300,43 @@ class Session:
         return next((p for p in self.plans if not held and p.problem.graph == program.graph), None)
 
     def _new(self, program: Program) -> Plan:
+        """Return a new plan; what is done is said before and after."""
+        started = time.monotonic()
+        say(f"planning {len(program.graph.ops)} ops, captured in {format_seconds(started - self._began)}")
         with ProgressLine() as progress:
             costs = self.costs_of(program, progress)
-            asked = self._asked(Problem(program.graph, costs, 1).baseline.peak_bytes, program.device)
-            # Where earlier graphs hold all of it, the planner still says what would be enough.
-            problem = Problem(program.graph, costs, max(asked.left_bytes, 1))
-            planner = self.settings.planner
-            cut = None if self.cuts is None else self.cuts.of_graph
-            if self.may_exceed:
-                return replace(plan_or_least(problem, planner, progress), cut=cut)
-            plan = shared_plan(problem, planner, lambda: self._solve(problem, planner, progress), progress)
-            plan = replace(plan, cut=cut)
-            if plan.fits:
-                return plan
-            if not self.settings.takes_least or num_ranks() > 1:
-                raise infeasible(plan, asked)
-            least = replace(plan_or_least(problem, planner, progress), cut=cut)
-            if not least.fits:
-                warn(
-                    f"No plan within the budget of {least.budget_bytes} bytes was found for this call, so it trains "
-                    f"with the least peak known, {least.peak_bytes} bytes, which "
-                    f"{least.peak_bytes - least.budget_bytes} bytes are above it."
-                )
-            return least
+            timed = time.monotonic()
+            plan = self._plan_with(program, costs, progress)
+        say(
+            f"plan of {plan.planner} ({plan.stage.value}): {format_bytes(plan.peak_bytes)} of "
+            f"{format_bytes(plan.budget_bytes)}, overhead {100 * plan.overhead:.2f} %; costs took "
+            f"{format_seconds(timed - started)}, planning {format_seconds(time.monotonic() - timed)}"
+            f"{', the plan is from an earlier run' if plan.is_cached else ''}"
+        )
+        return plan
+
+    def _plan_with(self, program: Program, costs: Costs, progress: Progress) -> Plan:
+        asked = self._asked(Problem(program.graph, costs, 1).baseline.peak_bytes, program.device)
+        # Where earlier graphs hold all of it, the planner still says what would be enough.
+        problem = Problem(program.graph, costs, max(asked.left_bytes, 1))
+        planner = self.settings.planner
+        cut = None if self.cuts is None else self.cuts.of_graph
+        if self.may_exceed:
+            return replace(plan_or_least(problem, planner, progress), cut=cut)
+        plan = shared_plan(problem, planner, lambda: self._solve(problem, planner, progress), progress)
+        plan = replace(plan, cut=cut)
+        if plan.fits:
+            return plan
+        if not self.settings.takes_least or num_ranks() > 1:
+            raise infeasible(plan, asked)
+        least = replace(plan_or_least(problem, planner, progress), cut=cut)
+        if not least.fits:
+            warn(
+                f"No plan within the budget of {least.budget_bytes} bytes was found for this call, so it trains "
+                f"with the least peak known, {least.peak_bytes} bytes, which "
+                f"{least.peak_bytes - least.budget_bytes} bytes are above it."
+            )
+        return least
 
     def _solve(self, problem: Problem, planner: AbstractPlanner, progress: Progress) -> Plan:
         """Return the plan of `planner`, or a first one in its place; ranks, which must run the same, wait for it."""

@@ -66,6 +66,7 @@ class Plan(PlanFigures):
         account: All the memory that training takes, if the plan was made for a device or a size of memory.
         cut: Why the model is cut into blocks as it is, or into none; None if there was nothing to decide on.
         stage: Whether a better plan is being made while this one runs. Plan files do not keep it.
+        is_cached: Whether it was made in an earlier run, which spent the seconds. Plan files do not keep it either.
     """
 
     problem: Problem
@@ -81,6 +82,7 @@ class Plan(PlanFigures):
     cut: str | None = None
     # What a plan is does not depend on it.
     stage: Stage = field(default=Stage.FINAL, compare=False)
+    is_cached: bool = field(default=False, compare=False)
 
     @property
     def peak_bytes(self) -> int:
@@ -192,7 +194,7 @@ class Plan(PlanFigures):
 
     def planning_line(self) -> str:
         """Return the line of a summary that is about planning."""
-        line = super().planning_line()
+        line = f"{super().planning_line()}{' in an earlier run' if self.is_cached else ''}"
         return line if self.stage is Stage.FINAL else f"{line}; a first plan, until a better one is made"
 
     def _proof(self) -> str:
