@@ -37,6 +37,7 @@ def wrap(
     plan: Plan | StepPlan | str | Path | None = None,
     blocks: str | Sequence[str | type] = "auto",
     verify: bool = False,
+    engine: str = "exact",
 ) -> Model:
     """Return `model`, whose training steps from now on fit the budget; a function is returned as a new function.
 
@@ -64,13 +65,15 @@ def wrap(
             or classes of modules that are to be blocks.
         verify: Run the first training call plainly as well and compare bit for bit; and at every backward compare
             what recomputation reads with what forward read, by checksums.
+        engine: What runs the plan: "exact" runs ops one by one, with the bits of eager training; "inductor" runs the
+            code that PyTorch's compiler generates, which is faster and needs a C++ compiler (see the page on engines).
     """
     from torch import nn
 
     from lowtide.runtime.wrap import wrap_function, wrap_module
     from lowtide.settings import Settings
 
-    settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks)
+    settings = Settings.make(budget=budget, planner=planner, costs=costs, plan=plan, blocks=blocks, engine=engine)
     if isinstance(model, nn.Module):
         wrap_module(model, settings, verify=verify)
         return model

@@ -17,7 +17,8 @@ from lowtide.step.load import load
 from lowtide.step.plan import StepPlan
 from lowtide.units import Budget, parse_budget
 
-_OPTIONS = ("budget", "planner", "costs", "plan")
+_OPTIONS = ("budget", "planner", "costs", "plan", "engine")
+ENGINES = ("exact", "inductor")
 # Modules that are blocks of the step: found by lowtide, none, or those with these names or of these classes.
 Blocks = str | tuple[str | type, ...]
 
@@ -32,6 +33,7 @@ class Settings:
         costs: Where costs come from: "measured", "analytic", a device name, or ready figures.
         plan: A plan to use for the graph, or the blocks, it was made for.
         blocks: "auto", "whole", or names and classes of the modules that are blocks of the step.
+        engine: What runs the plan: "exact" runs ops one by one with eager's bits, "inductor" runs generated code.
     """
 
     budget: Budget | None
@@ -39,6 +41,7 @@ class Settings:
     costs: str | Costs
     plan: Plan | StepPlan | None = None
     blocks: Blocks = "auto"
+    engine: str = "exact"
 
     @staticmethod
     def make(
@@ -48,8 +51,11 @@ class Settings:
         costs: str | Costs = "measured",
         plan: Plan | StepPlan | str | Path | None = None,
         blocks: str | Sequence[str | type] = "auto",
+        engine: str = "exact",
     ) -> Settings:
         """Return checked settings; everything that can be wrong with them is found here."""
+        if _engine(engine) == "inductor":
+            blocks = _blocks_of_generated_code(plan, blocks)
         if budget is None and plan is None:
             raise InvalidBudgetError('No budget was given. Pass budget="6GiB", budget="50%" or a saved plan.')
         if isinstance(costs, str):
@@ -62,6 +68,7 @@ class Settings:
             costs=costs,
             plan=load(plan) if isinstance(plan, str | Path) else _checked_plan(plan),
             blocks=_blocks(blocks),
+            engine=engine,
         )
 
     @staticmethod
@@ -81,6 +88,27 @@ def _planner(planner: str | AbstractPlanner) -> AbstractPlanner:
     if not isinstance(planner, str):
         raise InvalidOptionError(f"planner={planner!r} is neither the name of a planner nor a planner.")
     return registry.get(planner)
+
+
+def _engine(engine: object) -> str:
+    if not isinstance(engine, str) or engine not in ENGINES:
+        raise InvalidOptionError(f"engine={engine!r} is not known; there are {' and '.join(map(repr, ENGINES))}.")
+    return engine
+
+
+def _blocks_of_generated_code(plan: object, blocks: object) -> str:
+    """Return how steps are cut whose code Inductor generates: not at all."""
+    if plan is not None:
+        raise InvalidOptionError(
+            'plan= was given beside engine="inductor". A plan is for the ops that the exact engine captures, and '
+            "Inductor takes them apart into others. Give a budget alone, or leave the engine out."
+        )
+    if blocks not in ("auto", "whole"):
+        raise InvalidOptionError(
+            f'blocks={blocks!r} was given beside engine="inductor", which plans a step as one graph. Leave blocks out, '
+            "or use the exact engine, which is the default."
+        )
+    return "whole"
 
 
 def _blocks(blocks: object) -> Blocks:
