@@ -83,17 +83,23 @@ class Variant:
         return [*losses, *gradients, *(each.clone() for each in self.model.buffers())]
 
 
-def compiled(work: zoo.Workload, ratio: float | None = None) -> Variant:
-    """Return stock Inductor, at a ratio of its memory budget if one is given; it compiles in its first step."""
+def compiled(work: zoo.Workload, ratio: float = 1.0) -> Variant:
+    """Return stock Inductor at a ratio of its memory budget, which is all there is by default; compiled by a step."""
     from torch._dynamo import config as dynamo
     from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx
 
-    # The copies of one model share the compiler's count of how often it was compiled.
+    # Copies of one model share the compiler's count, and what was compiled for them unless the backend is another one.
     dynamo.recompile_limit = 64
+
+    def backend(module: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        with config.patch(activation_memory_budget=ratio):
+            found: Any = compile_fx(module, list(examples))
+        return found
+
     model = copy.deepcopy(work.model)
-    variant = Variant(model, torch.compile(model, dynamic=False))
-    with config.patch(activation_memory_budget=1.0 if ratio is None else ratio):
-        variant.step(work)
+    variant = Variant(model, torch.compile(model, backend=backend, dynamic=False))
+    variant.step(work)
     return variant
 
 
@@ -144,9 +150,7 @@ def _row(
     if kind == "lowtide":
         row["budget_bytes"] = int(size.removesuffix("%")) * eager_bytes // 100
     try:
-        made = (
-            wrapped(work, row["budget_bytes"]) if kind == "lowtide" else compiled(work, float(size) if size else None)
-        )
+        made = wrapped(work, row["budget_bytes"]) if kind == "lowtide" else compiled(work, float(size or 1.0))
     except lowtide.InfeasibleBudgetError as error:
         return {**row, "least_bytes": error.least_bytes, "first_seconds": time.perf_counter() - begin}
     row["first_seconds"] = time.perf_counter() - begin

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
 from lowtide.errors import CaptureError, InvalidModelError, InvalidOptionError, UnsupportedTorchError
@@ -44,6 +46,23 @@ def test_verifying_is_refused():
 def test_recurrent_modules_are_refused():
     with pytest.raises(InvalidModelError, match="LSTM"):
         lowtide.wrap(nn.Sequential(nn.LSTM(8, 8)), budget="50%", engine="inductor")
+
+
+@pytest.fixture
+def alone():
+    """A process group of one process."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_models_that_train_in_several_processes_are_refused():
+    with pytest.raises(InvalidModelError, match="DistributedDataParallel"):
+        lowtide.wrap(DistributedDataParallel(linear()), budget="90%", engine="inductor")
+    sharded = fully_shard(linear())
+    with pytest.raises(InvalidModelError, match="fully_shard"):
+        lowtide.wrap(sharded, budget="90%", engine="inductor")
 
 
 class Loss(nn.Module):
