@@ -10,7 +10,8 @@ ONE_THREAD := OMP_NUM_THREADS=1
 .DEFAULT_GOAL := help
 .PHONY: help demo picture docs report-pictures browser import-graph test test-all test-torch coverage lint format \
   bench bench-exact bench-planners bench-time bench-resident bench-plan bench-native bench-overhead bench-scaling \
-  bench-published bench-referee bench-chain bench-blocks bench-start bench-distributed bench-same curves reproduce clean
+  bench-published bench-inductor bench-referee bench-chain bench-blocks bench-start bench-distributed bench-same curves \
+  reproduce clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
@@ -97,6 +98,9 @@ bench-start: .venv/.installed-zoo ## seconds of the first planned step against a
 
 bench-distributed: .venv/.installed-dev ## training in several processes: exact, budget kept on every rank, overlap of collectives
 	$(BIN)/python benchmarks/distributed.py
+
+bench-inductor: .venv/.installed-zoo ## plans through Inductor beside eager, stock Inductor and its own memory budget; hours, can be resumed
+	$(BIN)/python benchmarks/inductor.py
 
 bench-published: .venv/.installed-dev ## seven points on published graphs; GRAPHS=folder
 	$(BIN)/python benchmarks/published.py $(if $(GRAPHS),--graphs $(GRAPHS))

@@ -40,6 +40,7 @@ def wrap(
     verify: bool = False,
     patience: float | str | None = None,
     on_infeasible: str = "raise",
+    engine: str = "exact",
 ) -> Model:
     """Return `model`, whose training steps from now on fit the budget; a function is returned as a new function.
 
@@ -72,6 +73,8 @@ def wrap(
             what the environment variable `LOWTIDE_PATIENCE` says.
         on_infeasible: "raise" an error where no plan of a graph fits the budget, before anything is computed; or train
             with the "least" peak known and a warning. Steps of several blocks always raise.
+        engine: What runs the plan: "exact" runs ops one by one, with the bits of eager training; "inductor" runs the
+            code that PyTorch's compiler generates, which is faster and needs a C++ compiler (see the page on engines).
     """
     from torch import nn
 
@@ -86,6 +89,7 @@ def wrap(
         blocks=blocks,
         patience=patience,
         on_infeasible=on_infeasible,
+        engine=engine,
     )
     if isinstance(model, nn.Module):
         wrap_module(model, settings, verify=verify)

@@ -19,11 +19,12 @@ from lowtide.step.load import load
 from lowtide.step.plan import StepPlan
 from lowtide.units import Budget, parse_budget
 
-_OPTIONS = ("budget", "planner", "costs", "plan", "patience", "on_infeasible")
+_OPTIONS = ("budget", "planner", "costs", "plan", "patience", "on_infeasible", "engine")
 # Seconds that a first call waits for the best plan. Graphs of a few hundred ops are planned in that time, and nobody
 # looks at a first step that takes so much longer; set on bench-start.
 PATIENCE_SECONDS = 2.0
 _ENDLESS = "full"
+ENGINES = ("exact", "inductor")
 # Modules that are blocks of the step: found by lowtide, none, or those with these names or of these classes.
 Blocks = str | tuple[str | type, ...]
 
@@ -41,6 +42,7 @@ class Settings:
         parallel: The processes that training is planned for without them; None for one process, and where they train.
         patience: Seconds that a first call waits for the best plan; None if it waits until it is there.
         takes_least: Train with the least peak known where no plan fits the budget.
+        engine: What runs the plan: "exact" runs ops one by one with eager's bits, "inductor" runs generated code.
     """
 
     budget: Budget | None
@@ -51,6 +53,7 @@ class Settings:
     parallel: Parallel | None = None
     patience: float | None = None
     takes_least: bool = False
+    engine: str = "exact"
 
     @staticmethod
     def make(
@@ -63,8 +66,11 @@ class Settings:
         parallel: Parallel | str | None = None,
         patience: float | str | None = _ENDLESS,
         on_infeasible: str = "raise",
+        engine: str = "exact",
     ) -> Settings:
         """Return checked settings; everything that can be wrong with them is found here."""
+        if _engine(engine) == "inductor":
+            blocks = _blocks_of_generated_code(plan, blocks)
         if budget is None and plan is None:
             raise InvalidBudgetError('No budget was given. Pass budget="6GiB", budget="50%" or a saved plan.')
         if isinstance(costs, str):
@@ -80,6 +86,7 @@ class Settings:
             parallel=Parallel.parse(parallel),
             patience=_patience(patience),
             takes_least=_takes_least(on_infeasible),
+            engine=engine,
         )
 
     @staticmethod
@@ -99,6 +106,27 @@ def _planner(planner: str | AbstractPlanner) -> AbstractPlanner:
     if not isinstance(planner, str):
         raise InvalidOptionError(f"planner={planner!r} is neither the name of a planner nor a planner.")
     return registry.get(planner)
+
+
+def _engine(engine: object) -> str:
+    if not isinstance(engine, str) or engine not in ENGINES:
+        raise InvalidOptionError(f"engine={engine!r} is not known; there are {' and '.join(map(repr, ENGINES))}.")
+    return engine
+
+
+def _blocks_of_generated_code(plan: object, blocks: object) -> str:
+    """Return how steps are cut whose code Inductor generates: not at all."""
+    if plan is not None:
+        raise InvalidOptionError(
+            'plan= was given beside engine="inductor". A plan is for the ops that the exact engine captures, and '
+            "Inductor takes them apart into others. Give a budget alone, or leave the engine out."
+        )
+    if blocks not in ("auto", "whole"):
+        raise InvalidOptionError(
+            f'blocks={blocks!r} was given beside engine="inductor", which plans a step as one graph. Leave blocks out, '
+            "or use the exact engine, which is the default."
+        )
+    return "whole"
 
 
 def _blocks(blocks: object) -> Blocks:

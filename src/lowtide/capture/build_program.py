@@ -100,8 +100,13 @@ def make_program(
     return _Folder(module, num_forward_outputs, frozenset(parameters), tails, deliveries).fold() if tails else program
 
 
+def fold(module: fx.GraphModule, *, num_forward_outputs: int, parameters: Sequence[int]) -> Program:
+    """Return the `Program` of a joint graph as it is: for graphs that another compiler has prepared."""
+    return _Folder(module, num_forward_outputs, frozenset(parameters), {}, None).fold()
+
+
 class _Folder:
-    """Walks the joint graph once and collects ops and values; used by `make_program` alone."""
+    """Walks the joint graph once and collects ops and values; used by `make_program` and `fold` alone."""
 
     def __init__(
         self,

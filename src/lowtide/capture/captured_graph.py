@@ -43,6 +43,11 @@ class CapturedGraph:
         """The layouts of the tangents of `program`."""
         return TracedGradients.of([node.meta["val"] for node in self.program.tangents])
 
+    @property
+    def expected(self) -> Arrived:
+        """The gradients that are expected to come, in the layouts of the trace."""
+        return Arrived(self.unlikely)
+
     def arriving(self, arrived: Arrived) -> Program:
         """Return the program for other tangents than traced; it has the forward ops of `program`."""
         if not arrived.layouts:

@@ -277,6 +277,25 @@ def _measure(call: Call, device: torch.device, enough: float, known: OpCost | No
     return OpCost(max(cost.seconds for cost in found), max(cost.workspace_bytes for cost in found))
 
 
+def measure_workspace(call: Call, device: torch.device) -> int:
+    """Return the bytes that one call allocates inside, beyond its results; it is run once, on made-up data.
+
+    The user's random numbers and modes are left alone, as in `measure_costs`.
+    """
+
+    @torch.no_grad()
+    def measure() -> int:
+        target, args, kwargs = materialize(call)
+        return _workspace_bytes(lambda: target(*args, **kwargs), (args, kwargs), device)
+
+    kept = devices.get_rng_state(device)
+    try:
+        with ThreadPoolExecutor(1, "lowtide-measure") as pool:
+            return pool.submit(measure).result()
+    finally:
+        devices.set_rng_state(kept, device)
+
+
 @torch.no_grad()
 def _measure_choice(call: Call, device: torch.device, enough: float, known: OpCost | None) -> OpCost:
     target, args, kwargs = call

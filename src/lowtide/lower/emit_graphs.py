@@ -81,7 +81,7 @@ def lower(
     own = handover(program, schedule, spare)
     saved = dict.fromkeys((*own.saved, *(shared.saved if shared else ())))
     handles = own.handles if shared is None else shared.handles
-    forward = _Emitter(program, repeated_ops(schedule))
+    forward = Emitter(program, repeated_ops(schedule))
     for node in program.primals:
         forward.take(node)
     for op in schedule.forward:
@@ -91,7 +91,7 @@ def lower(
     kept += [_unchecked(forward.resolve(program.primals[position])) for position in handles]
     kept += [forward.resolve(node) for node in program.objects]
     frame = Frame(tuple(saved), forward.states, tuple(handles), program.objects)
-    module = forward.finish((*returned, *kept), _descriptors(program)[: len(returned)])
+    module = forward.finish((*returned, *kept), descriptors_of(program)[: len(returned)])
     return Lowered(module, lower_backward(program, schedule, frame), frame)
 
 
@@ -114,7 +114,7 @@ def handover(program: Program, schedule: Schedule, spare: tuple[Program, Schedul
 
 def lower_backward(program: Program, schedule: Schedule, frame: Frame) -> fx.GraphModule:
     """Return the graph that runs the backward pass of `schedule` from what `frame` hands over."""
-    backward = _Emitter(program, repeated_ops(schedule), seen=set(schedule.forward))
+    backward = Emitter(program, repeated_ops(schedule), seen=set(schedule.forward))
     taken = {program.owners[value] for value in frame.saved}
     for node in dict.fromkeys(program.owners[value] for value in frame.saved):
         backward.take(node)
@@ -125,7 +125,7 @@ def lower_backward(program: Program, schedule: Schedule, frame: Frame) -> fx.Gra
     for node in (*handles, *program.objects, *program.tangents):
         backward.take(node, again=node in taken)
     gradients = _run_backward(program, schedule, backward)
-    return backward.finish(tuple(gradients), _descriptors(program)[program.num_forward_outputs :])
+    return backward.finish(tuple(gradients), descriptors_of(program)[program.num_forward_outputs :])
 
 
 def label_of(op: OpId) -> str:
@@ -166,7 +166,7 @@ def repeated_ops(schedule: Schedule) -> set[OpId]:
     return {op for op, runs in Counter(schedule.steps).items() if runs > 1}
 
 
-class _Emitter:
+class Emitter:
     """Emits ops, recomputations and views into one new fx graph."""
 
     def __init__(self, program: Program, repeated: set[OpId], seen: set[OpId] | None = None) -> None:
@@ -312,7 +312,7 @@ class _Emitter:
                 self._present.pop(view, None)
 
 
-def _run_backward(program: Program, schedule: Schedule, backward: _Emitter) -> list[Any]:
+def _run_backward(program: Program, schedule: Schedule, backward: Emitter) -> list[Any]:
     """Emit the backward pass; a parameter's gradient is accumulated right after the op that completes it."""
     owed: dict[OpId, list[int]] = {}
     for position in accumulated(program):
@@ -390,6 +390,7 @@ def _fake_state(program: Program) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
 
-def _descriptors(program: Program) -> list[Any]:
+def descriptors_of(program: Program) -> list[Any]:
+    """Return what AOTAutograd notes about the outputs of the joint graph."""
     output = next(reversed(program.module.graph.find_nodes(op="output")))
     return list(output.meta.get("desc") or [None] * len(output.args[0]))

@@ -40,6 +40,11 @@ class PrivateName:
         """Return True if looking it up imports PyTorch's compiler, which takes seconds."""
         return self.path.startswith(_COMPILER)
 
+    @property
+    def of_generator(self) -> bool:
+        """Return True if looking it up imports Inductor's code generator, which the exact engine does without."""
+        return self.path.startswith("torch._inductor.") and not self.path.startswith("torch._inductor.config")
+
     def __str__(self) -> str:
         return f"{self.path} ({self.purpose})"
 
@@ -205,7 +210,25 @@ NAMES: tuple[PrivateName, ...] = (
         ("config.fallback_random", "keeps random numbers that nothing reads"),
     ),
     *_under(
+        "torch._inductor",
+        ("config.cpp_wrapper", "reads the code that is generated"),
+        ("config.fx_graph_cache", "generates code without compiling it"),
+        ("config.cpp.cxx", "says which C++ compiler is looked for"),
+        ("compile_fx.compile_fx", "compiles both halves of a step"),
+        ("compile_fx.compile_fx_inner", "generates the code of a graph"),
+        ("custom_graph_pass.CustomPartitionerFn", "cuts the joint graph as a plan says"),
+        ("output_code.CompiledFxGraph.source_code", "reads the code that is generated"),
+        ("output_code.CompiledFxGraph.constants", "reads the code that is generated"),
+        ("graph.GraphLowering.save_output_code", "generates code without compiling it"),
+        ("virtualized.V.graph", "knows the layouts that code gives to results"),
+        ("select_algorithm.extern_kernels", "knows what generated code calls"),
+        ("cpp_builder.get_cpp_compiler", "looks for the C++ compiler"),
+    ),
+    *_under(
         "torch._functorch",
+        ("config.enable_autograd_cache", "never runs the code of another plan"),
+        ("config.force_non_lazy_backward_lowering", "knows the code of backward before forward runs"),
+        ("_aot_autograd.graph_compile.collect_fw_donated_buffer_idxs", "knows what backward may write over"),
         ("config.patch", "sets options while a graph is compiled"),
         ("config.backward_pass_autocast", "runs backward without autocast, as eager does"),
         ("_aot_autograd.descriptors.InputMutationAOTOutput", "sees which inputs are written"),
@@ -355,7 +378,7 @@ def check_pytorch() -> None:
     A version beyond those supported that has them all is used, with a warning.
     """
     if missing_names(each for each in NAMES if not each.of_compiler):
-        _refuse(missing_names(NAMES))
+        _refuse(missing_names(each for each in NAMES if not each.of_generator))
     if not OLDEST <= _version() < BEYOND:
         warnings.warn(_unknown_version(), LowtideWarning, stacklevel=2)
 
@@ -364,7 +387,16 @@ def check_pytorch() -> None:
 def check_compiler() -> None:
     """Raise `UnsupportedTorchError` if PyTorch's compiler lacks a private name that lowtide uses; imports it."""
     check_pytorch()
-    missing = missing_names(each for each in NAMES if each.of_compiler)
+    missing = missing_names(each for each in NAMES if each.of_compiler and not each.of_generator)
+    if missing:
+        _refuse(missing)
+
+
+@cache
+def check_generator() -> None:
+    """Raise `UnsupportedTorchError` if PyTorch's code generator lacks a private name that lowtide uses; imports it."""
+    check_compiler()
+    missing = missing_names(each for each in NAMES if each.of_generator)
     if missing:
         _refuse(missing)
 

@@ -22,6 +22,7 @@ from lowtide.pytorch.compiler.joint_graph import JointGraph, RunnableStep, compi
 from lowtide.pytorch.compiler.tracing import cuts_at_buckets
 from lowtide.pytorch.fake_tensors import DynamicOutputShapeException
 from lowtide.pytorch.ops import takes_graphs
+from lowtide.runtime.inductor_backend import compile_for
 from lowtide.runtime.input_checks import check_inputs
 from lowtide.runtime.log_noise import without_compiler_warnings
 from lowtide.runtime.model_plans import Session
@@ -74,6 +75,9 @@ def training_backend(session: Session, *, losses_only: bool = True) -> Backend:
     """
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if session.settings.engine == "inductor":
+            compiled = compile_for(session, module, inputs, losses_only=losses_only)
+            return _without_traces(compiled, (module,))
         with session.step.adding(), _capturing(module, inputs, session):
             separated = separate_reads(module)
             examples = [*inputs, *separated.examples]

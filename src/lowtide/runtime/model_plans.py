@@ -268,6 +268,15 @@ class Session:
         """Return the plan for `program`: the user's, an earlier one for the same graph, or a new one."""
         return self._given(program) or self._known(program) or self._new(program)
 
+    @property
+    def is_one_graph(self) -> bool:
+        """Whether the graph that is handed over now is the only one of its call so far, and nothing cut it."""
+        return num_graph_breaks() == self._breaks and not self._calls_plans and not self.step.blocks
+
+    def note_unplanned_step(self, unplanned_bytes: int) -> None:
+        """Let percentages be of so many bytes from now on, if nothing else was noted before."""
+        self._whole_bytes = self._whole_bytes or unplanned_bytes
+
     def record(self, plan: Plan) -> None:
         """Note that a graph of the present call runs as `plan` says."""
         self.num_compiled += 1
@@ -316,7 +325,7 @@ class Session:
         return plan
 
     def _plan_with(self, program: Program, costs: Costs, progress: Progress) -> Plan:
-        asked = self._asked(Problem(program.graph, costs, 1).baseline.peak_bytes, program.device)
+        asked = self.asked(Problem(program.graph, costs, 1).baseline.peak_bytes, program.device)
         # Where earlier graphs hold all of it, the planner still says what would be enough.
         problem = Problem(program.graph, costs, max(asked.left_bytes, 1))
         planner = self.settings.planner
@@ -345,7 +354,7 @@ class Session:
             return solve_or_nearest(problem, planner, progress)
         return self.improvements.solve(problem, planner, progress, self.plans)
 
-    def _asked(self, unplanned_bytes: int, device: torch.device) -> AskedBudget:
+    def asked(self, unplanned_bytes: int, device: torch.device) -> AskedBudget:
         """Return the user's budget in bytes for a graph with this unplanned peak."""
         budget, held = self.settings.budget, self._held_bytes()
         if budget is None:

@@ -18,6 +18,7 @@ from lowtide.distributed.sharded_model import ShardedModel, find_sharded, refuse
 from lowtide.errors import InfeasibleBudgetError, InvalidModelError, InvalidOptionError, LowtideError
 from lowtide.plan.core.result import Plan
 from lowtide.pytorch.contents import contents_of
+from lowtide.runtime.inductor_backend import refuse_sharded_model
 from lowtide.runtime.layer_blocks import LayerBlocks
 from lowtide.runtime.model_plans import Session
 from lowtide.runtime.opaque_modules import has_recurrent_parts
@@ -76,6 +77,8 @@ def sharded_calls(
     sharded = find_sharded(model)
     if sharded is None or sharded.is_inner:
         return None
+    if session.settings.engine == "inductor":
+        refuse_sharded_model(model)
     _refuse_settings(session.settings, sharded, verify=verify)
     if has_recurrent_parts(model):
         raise InvalidModelError(

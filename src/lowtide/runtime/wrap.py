@@ -17,6 +17,7 @@ from lowtide.plan.core.result import Plan
 from lowtide.pytorch.compiler.tracing import is_compiled
 from lowtide.pytorch.modules import call_in_slot, plain_call, put_in_slot
 from lowtide.runtime.entry_points import override_forward
+from lowtide.runtime.inductor_backend import check_engine, refuse_model
 from lowtide.runtime.layer_blocks import LayerBlocks, LayerCall
 from lowtide.runtime.model_plans import Session
 from lowtide.runtime.opaque_modules import LayerDecisions
@@ -27,6 +28,9 @@ from lowtide.settings import Settings
 def wrap_module(model: nn.Module, settings: Settings, *, verify: bool) -> nn.Module:
     """Make training calls of `model` run planned, in place, and return it; in a container, those of what is inside."""
     container, model = model, trained_module(model)
+    if settings.engine == "inductor":
+        check_engine(verify=verify)
+        refuse_model(model, container)
     if not any(True for _ in model.parameters()):
         raise InvalidModelError(
             f"{type(model).__name__} has no parameters, so there is no training step to plan. Wrap the model that is "
@@ -93,6 +97,8 @@ def unwrap_module(model: nn.Module) -> nn.Module:
 def wrap_function(function: Callable[..., Any], settings: Settings, *, verify: bool) -> Callable[..., Any]:
     """Return a function that runs `function` planned when gradients are recorded."""
     refuse_names_in_function(settings.blocks)
+    if settings.engine == "inductor":
+        check_engine(verify=verify)
     wrapped = Wrapped(function, None, Session(settings, verifies=verify), verify=verify)
 
     @functools.wraps(function)
