@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import lowtide
 from lowtide.blocks.opaque import opaque_block
 from lowtide.blocks.step.session import StepSession
+from lowtide.errors import InfeasibleBudgetError
 from lowtide.measure import measure_peak
 
 DIM = 32
@@ -121,3 +122,16 @@ def test_the_first_step_is_in_the_budget(kind: type[nn.Module]) -> None:
     model.zero_grad()
     lowtide.wrap(model, budget=budget)
     assert measure_peak(lambda: model(x).backward()) <= budget
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_least_budget_that_is_named_works_in_the_first_call(kind: type[nn.Module]) -> None:
+    model, x = built(kind)
+    lowtide.wrap(model, budget=20_000)
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        model(x).backward()
+    model, x = built(kind)
+    lowtide.wrap(model, budget=refused.value.least_bytes)
+    for _ in range(3):
+        assert measure_peak(lambda: model(x).backward()) <= refused.value.least_bytes
+        model.zero_grad()

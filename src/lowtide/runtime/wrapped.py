@@ -375,7 +375,7 @@ class Wrapped:
         step, lost = self.session.step, None
         try:
             with step.exploring(), without_compiler_warnings(), self.session.running():
-                step.begin_call(lambda: self._outside(args, kwargs))
+                step.begin_call(lambda: self._outside(args, kwargs), before.copied_bytes)
                 result = self._entry(*args, **kwargs)
                 step.end_call(output_tensors(result))
                 del result

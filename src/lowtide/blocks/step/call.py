@@ -54,7 +54,6 @@ class Call:
 
     Attributes:
         outside: Returns the tensors that were there before.
-        copied_bytes: Copies of some of them that are there until forward ends.
         blocks: The blocks that have run, in order.
         spots: Where the modules of each of them stand in a list of modules.
         variants: How each of them ran.
@@ -72,7 +71,6 @@ class Call:
     """
 
     outside: Callable[[], Iterable[torch.Tensor]]
-    copied_bytes: int = 0
     blocks: list[int] = field(default_factory=list)
     spots: list[Spot | None] = field(default_factory=list)
     variants: list[int] = field(default_factory=list)

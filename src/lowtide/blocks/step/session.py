@@ -120,8 +120,8 @@ class StepSession:
 
     @property
     def _copied_bytes(self) -> int:
-        """Copies that are there until the forward of the call ends that this thread is in."""
-        return 0 if self._call is None else self._call.copied_bytes
+        """Copies that are there in the forward of the last call of this thread, which may be one that explores."""
+        return getattr(self._calls_of_threads, "copied_bytes", 0)
 
     @contextmanager
     def adding(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class StepSession:
             copied_bytes: Copies of some of them that are there until forward ends.
         """
         self._discard_call()
-        self._call = Call(outside, copied_bytes=copied_bytes)
+        self._call, self._calls_of_threads.copied_bytes = Call(outside), copied_bytes
         self._call.state = self.around.begin_call()
         if self.blocks and self._wants_recording():
             self._call.is_whole = True
