@@ -119,6 +119,7 @@ class ShardedModel:
             gradient_bytes=sum(trained),
             step_bytes=step_bytes,
             sharding_bytes=sharding_bytes,
+            ranks=dist.get_world_size(),
         )
 
 
