@@ -216,15 +216,11 @@ def test_nothing_but_shapes_is_needed() -> None:
 
 
 def test_more_processes_take_less_of_a_sharded_model() -> None:
-    peaks, accounts = [], []
-    for count in (1, 2, 8):
-        plan = planned(Parallel("fsdp2", count))
-        assert plan.account is not None
-        peaks.append(plan.peak_bytes)
-        accounts.append(plan.account)
-    assert peaks == sorted(peaks, reverse=True)
-    assert [each.parameter_bytes for each in accounts] == [1215376 * 2, 1215376, 1215376 // 4]
-    assert all(each.optimizer_bytes >= 2 * each.parameter_bytes for each in accounts)
+    accounts = [planned(Parallel("fsdp2", count)).account for count in (1, 2, 8)]
+    one, two, eight = (each.peak_bytes for each in accounts if each is not None)
+    assert one > two > eight
+    assert [each.parameter_bytes for each in accounts if each is not None] == [1215376 * 2, 1215376, 1215376 // 4]
+    assert all(each is not None and each.optimizer_bytes >= 2 * each.parameter_bytes for each in accounts)
     # Copies of the sharded model are sharded among fewer.
     copies = planned(Parallel("fsdp2", 8, copies=4)).account
     assert copies is not None
