@@ -19,6 +19,7 @@ import lowtide
 from helpers.exactness import assert_same, train
 from lowtide.errors import InfeasibleBudgetError, InvalidOptionError
 from lowtide.plan import plan_cache
+from lowtide.plan.background import PlanJob
 from lowtide.plan.core import child_process
 from lowtide.plan.core.result import Plan, Stage
 from lowtide.plan.solve import solve
@@ -42,6 +43,23 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lowtide.runtime.improvements._QUICK", FIRST)
 
 
+class HeldJob(PlanJob):
+    """Work in the background that is not over before the test says so, however long the call takes."""
+
+    released = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more."""
+        return super().is_over and HeldJob.released
+
+
+@pytest.fixture
+def _held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(improvements, "PlanJob", HeldJob)
+    monkeypatch.setattr(HeldJob, "released", False)
+
+
 def case(name: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(3)
     model, args, kwargs = MODELS[name](**SMALL[name])
@@ -49,6 +67,7 @@ def case(name: str) -> tuple[nn.Module, Any]:
 
 
 def only_plan(model: nn.Module, *, wait: bool = False) -> Plan:
+    HeldJob.released |= wait
     (plan,) = lowtide.plans(model, wait=wait)
     assert isinstance(plan, Plan)
     return plan
@@ -72,6 +91,7 @@ def peak_of(model: nn.Module, batch: Any) -> int:
     return found
 
 
+@pytest.mark.usefixtures("_held")
 @pytest.mark.parametrize("name", SMALL)
 def test_the_better_plan_is_taken_over_without_capturing_again(name: str) -> None:
     model, batch = case(name)
@@ -93,6 +113,7 @@ def test_the_better_plan_is_taken_over_without_capturing_again(name: str) -> Non
     assert only_plan(whole).schedule == best.schedule
 
 
+@pytest.mark.usefixtures("_held")
 @pytest.mark.parametrize("name", SMALL)
 def test_bits_are_those_of_eager_before_and_after(name: str) -> None:
     model, batch = case(name)
@@ -105,7 +126,7 @@ def test_bits_are_those_of_eager_before_and_after(name: str) -> None:
         result = model(*args, **kwargs)
         # It is taken over between a forward and its backward.
         schedules.append(only_plan(model).schedule)
-        lowtide.plans(model, wait=len(schedules) == 2)
+        only_plan(model, wait=len(schedules) == 2)
         return result
 
     assert_same(expected, train(model, call, [batch] * 5, loss=loss_of))
@@ -113,6 +134,7 @@ def test_bits_are_those_of_eager_before_and_after(name: str) -> None:
     assert session_of(model).num_compiled == 1
 
 
+@pytest.mark.usefixtures("_held")
 def test_two_forwards_in_flight_run_backward_as_they_ran_forward() -> None:
     model, batch = case("gpt")
     plain = copy.deepcopy(model)
@@ -149,12 +171,13 @@ def test_a_first_plan_never_exceeds_the_budget_and_nothing_of_the_users_changes(
     assert states[1:] == (random.getstate(), repr(np.random.get_state()))
 
 
+@pytest.mark.usefixtures("_held")
 def test_the_logger_is_told_what_is_planned_and_how_long_it_took(caplog: pytest.LogCaptureFixture) -> None:
     model, batch = case("unet")
     with caplog.at_level("INFO", "lowtide"):
         lowtide.wrap(model, budget="60%", patience=0)
         step(model, batch)
-        lowtide.plans(model, wait=True)
+        only_plan(model, wait=True)
         step(model, batch)
     said = [each.getMessage() for each in caplog.records if each.name == "lowtide"]
     assert [" ".join(each.split()[:2]) for each in said] == ["planning 86", "plan of", "the plan"]
@@ -202,6 +225,7 @@ def test_a_call_waits_for_the_plan_if_it_is_told_so_or_has_another_planner(patie
     assert (only_plan(model).stage, only_plan(model).planner) == (Stage.FINAL, planner)
 
 
+@pytest.mark.usefixtures("_held")
 def test_the_environment_says_how_long_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = case("unet")
     monkeypatch.setenv("LOWTIDE_PATIENCE", "0")
@@ -306,6 +330,7 @@ def test_copies_and_pickles_of_a_model_that_is_being_planned() -> None:
     assert only_plan(model, wait=True).planner == "auto"
 
 
+@pytest.mark.usefixtures("_held")
 def test_a_plan_can_be_saved_at_any_stage(tmp_path: Any) -> None:
     model, batch = case("unet")
     lowtide.wrap(model, budget="60%", patience=0)
