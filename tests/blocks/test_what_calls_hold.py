@@ -80,9 +80,12 @@ def test_no_variable_of_a_call_outlives_it(part: Callable[[Noted, Tensor], Tenso
 
 @pytest.mark.parametrize("part", PARTS)
 def test_no_copies_of_buffers_are_there_in_backward(part: Callable[[Noted, Tensor], Tensor]) -> None:
+    # Errors that other tests have seen may hold theirs.
+    earlier = [each for each in gc.get_objects() if type(each) is ModelState]
     torch.manual_seed(0)
     model = Noted(part)
     lowtide.wrap(model, budget=10_000_000)
     loss = model(torch.randn(32, DIM))
-    assert not [each for each in gc.get_objects() if type(each) is ModelState]
+    found = [each for each in gc.get_objects() if type(each) is ModelState]
+    assert not [each for each in found if not any(each is other for other in earlier)]
     loss.backward()

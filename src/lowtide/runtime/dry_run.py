@@ -39,6 +39,7 @@ from lowtide.runtime.input_branches import Originals
 from lowtide.runtime.input_checks import check_devices
 from lowtide.runtime.layer_blocks import LayerBlocks, MakeRun
 from lowtide.runtime.model_plans import Session
+from lowtide.runtime.model_state import buffer_copy_bytes
 from lowtide.runtime.other_processes import expected_buckets, expected_shards, refuse_parallel
 from lowtide.runtime.output_tensors import output_tensors
 from lowtide.runtime.pipeline import plan_graph
@@ -168,7 +169,8 @@ class _FakeCall:
         finally:
             if self._layers is not None:
                 self._layers.remove()
-        return plan_step(self.capture, rehearsal, self.places, self._session, begin)
+        copied = 0 if self._model is None else buffer_copy_bytes(self._model)
+        return plan_step(self.capture, rehearsal, self.places, self._session, begin, copied_bytes=copied)
 
     @property
     def is_in_parts(self) -> bool:

@@ -51,13 +51,14 @@ class ModelState:
         self.python = random.getstate()
         self.numpy = np.random.get_state()
         self.buffers = copies_of_buffers(model)
-        self.rng = torch.get_rng_state()
+        # Not as a tensor, which would count as memory of the step.
+        self.rng = bytes(torch.get_rng_state().numpy())
         self.cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the copies that it has made of tensors."""
-        copies = [*self.buffers.values(), self.rng, *(() if self.loose is None else self.loose.copies)]
+        copies = [*self.buffers.values(), *(() if self.loose is None else self.loose.copies)]
         return sum(map(storage_bytes, copies))
 
     def restore(self) -> str | None:
@@ -70,7 +71,7 @@ class ModelState:
                     buffer.copy_(self.buffers[name])
         random.setstate(self.python)
         np.random.set_state(self.numpy)
-        torch.set_rng_state(self.rng)
+        torch.set_rng_state(torch.frombuffer(bytearray(self.rng), dtype=torch.uint8))
         if self.cuda is not None:
             torch.cuda.set_rng_state_all(self.cuda)
         return lost
@@ -147,6 +148,11 @@ def _is_waiting(module: nn.Module) -> bool:
 def copies_of_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return copies of the buffers, by name."""
     return {name: buffer.detach().clone() for name, buffer in model.named_buffers() if not is_lazy(buffer)}
+
+
+def buffer_copy_bytes(model: nn.Module) -> int:
+    """Return the bytes that copies of the buffers take, from which a call could begin again."""
+    return sum(buffer.numel() * buffer.itemsize for buffer in model.buffers() if not is_lazy(buffer))
 
 
 class LooseState:

@@ -23,7 +23,7 @@ from lowtide.runtime.pipeline import parameter_gradient_bytes
 from lowtide.step.peak import infeasible_step
 from lowtide.step.plan import StepPlan
 from lowtide.step.plan_variant import plain_step
-from lowtide.step.problem import StepProblem, with_scalars
+from lowtide.step.problem import StepProblem, holding, with_scalars
 from lowtide.step.replan import best_plan
 from lowtide.step.simulate import simulate_step
 from lowtide.step.step_block import StepBlock
@@ -70,7 +70,7 @@ class CallCapture:
 
 
 def plan_step(
-    call: CallCapture, rehearsal: Rehearsal, places: ModulePlaces, session: Session, begin: float
+    call: CallCapture, rehearsal: Rehearsal, places: ModulePlaces, session: Session, begin: float, *, copied_bytes: int
 ) -> StepPlan:
     """Return the plan of the step that was rehearsed; raise if none fits, unless the session may exceed the budget.
 
@@ -80,6 +80,7 @@ def plan_step(
         places: The modules of the model, by which blocks are named.
         session: Makes the menus.
         begin: When planning began.
+        copied_bytes: Copies that are there while a forward runs that may have to begin again.
     """
     blocks = _blocks(call, rehearsal, places, session)
     menus = [block.plans for block in blocks]
@@ -88,7 +89,7 @@ def plan_step(
     problem = StepProblem(
         blocks=tuple(block.as_block() for block in blocks),
         instances=instances,
-        forward_gaps=with_scalars(gaps.forward),
+        forward_gaps=with_scalars(holding(gaps.forward, copied_bytes)),
         backward_gaps=gaps.backward,
         budget_bytes=1,
     )
