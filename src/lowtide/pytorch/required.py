@@ -282,7 +282,10 @@ NAMES: tuple[PrivateName, ...] = (
         ("exc.Unsupported", "recognises what cannot be traced"),
         ("exc.UserError", "recognises what cannot be traced"),
         ("exc.unimplemented", "ends a graph before what is left to eager"),
-        ("variables.TensorVariable.call_method", "ends a graph before what is left to eager"),
+        (
+            "variables.TensorVariable.call_method",
+            "sees where the model branches on data, ends a graph before what is left to eager",
+        ),
         ("exc.BackendCompilerFailed", "finds our errors in the compiler's"),
         ("exc.TorchDynamoException", "recognises the compiler's errors"),
         ("utils.counters", "counts graph breaks"),

@@ -22,6 +22,8 @@ from lowtide.pytorch.compiler.tracing import (
     trace_inference_mode_as_no_grad,
     tracing_options,
 )
+from lowtide.pytorch.contents import contents_of
+from lowtide.pytorch.modules import parameters_in
 from lowtide.pytorch.nested import tensor_leaves
 from lowtide.runtime.backend import Backend
 from lowtide.runtime.entry_points import planned_call
@@ -80,7 +82,7 @@ class Entry:
         originals: Originals | None = None,
         breaks: KnownBreaks | None = None,
     ) -> None:
-        self._inside = inside or nullcontext()
+        self._plain, self._inside = plain, inside or nullcontext()
         self._variants: Variants | None = defaultdict(set) if expect_branches else None
         self._originals, self._breaks = originals, breaks
 
@@ -101,7 +103,7 @@ class Entry:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what `plain` returns."""
         planned = self._for_shapes(_shapes((args, kwargs)))
-        branches = expecting_branches(self._variants, self._originals)
+        branches = expecting_branches(self._variants, self._originals, lambda: _parameters((self._plain, args, kwargs)))
         options = tracing_options(
             ignored_functions=_LOGGING_FUNCTIONS, recompile_limit=_all_entries.limit, recurrent=self._recurrent
         )
@@ -154,6 +156,11 @@ def warn_of_recompilations(calls: int) -> None:
             f"{MOST_RECOMPILATIONS} values for one shape training stops with an error. Pad inputs to fewer shapes, and "
             "keep changing numbers in tensors."
         )
+
+
+def _parameters(called: Any) -> list[torch.Tensor]:
+    """Return the parameters of the modules that a call refers to."""
+    return list(parameters_in(contents_of(called).modules))
 
 
 def _shapes(arguments: Any) -> Hashable:

@@ -30,6 +30,8 @@ from lowtide.pytorch.compiler.input_guards import guard_values
 
 _TRY_AGAIN = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
 _JUMPS = [name for name in dis.opmap if name.startswith("POP_JUMP") and name.endswith(("IF_FALSE", "IF_TRUE"))]
+# The instructions that read the truth of what is on top of the stack.
+_READERS_OF_TRUTH = (*_JUMPS, "UNARY_NOT")
 
 
 def tracing_options(
@@ -183,13 +185,15 @@ _Jump = Callable[[Any, Any], None]
 def decide_branches(decide: Decide, *, active: Callable[[], bool]) -> None:
     """Ask `decide` at every branch on a tensor while `active()`; where it returns None the tracer goes on as usual.
 
-    The tracer has no hook for branches, so the handlers of conditional jumps are wrapped.
+    The tracer has no hook for branches, so the handlers of conditional jumps and of `not` are wrapped, and what makes a
+    `bool` of a tensor: `bool(tensor)`, and `item()` of a tensor of booleans.
     """
+    _decide_truths(decide, active)
     pending: list[type] = [InstructionTranslatorBase]
     while pending:
         translator = pending.pop()
         pending += translator.__subclasses__()
-        for name in _JUMPS:
+        for name in _READERS_OF_TRUTH:
             code = dis.opmap[name]
             table = translator.dispatch_table  # type: ignore[attr-defined]
             table[code] = _deciding(table[code], decide, active)
@@ -205,6 +209,28 @@ def _deciding(jump: _Jump, decide: Decide, active: Callable[[], bool]) -> _Jump:
         jump(translator, instruction)
 
     return inner
+
+
+def _decide_truths(decide: Decide, active: Callable[[], bool]) -> None:
+    """Ask `decide` where a tensor becomes a `bool`."""
+    # It was `bool_impl` before PyTorch 2.15.
+    name = next(name for name in ("nb_bool_impl", "bool_impl") if hasattr(TensorVariable, name))
+    truth, call_method = getattr(TensorVariable, name), TensorVariable.call_method
+
+    def answer(variable: Any, translator: Any) -> Any:
+        found = decide(Condition(variable, translator)) if active() else None
+        return None if found is None else ConstantVariable.create(found)
+
+    def decided_truth(variable: Any, translator: Any) -> Any:
+        found = answer(variable, translator)
+        return truth(variable, translator) if found is None else found
+
+    def decided_call(variable: Any, translator: Any, name: str, args: Any, kwargs: Any) -> Any:
+        found = answer(variable, translator) if name == "item" and variable.dtype == torch.bool else None
+        return call_method(variable, translator, name, args, kwargs) if found is None else found
+
+    setattr(TensorVariable, name, decided_truth)
+    TensorVariable.call_method = decided_call  # type: ignore[assignment, method-assign]
 
 
 def _condition(translator: Any) -> Condition | None:
